@@ -1,0 +1,66 @@
+# Everything from a fresh clone, on a machine that has Python 3.11 or newer and make.
+# Each target prepares what it needs in .venv, once; a second run starts at once.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+CHECKED := streams producers consumers models schemas deploy tests benchmarks
+
+# torch's wheel is large: the default of 30 s is short on a slow line.
+export UV_HTTP_TIMEOUT ?= 300
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint type bench chromium
+.DELETE_ON_ERROR:
+
+help: ## show this text
+	@echo "make <target> [ARGS=\"…\"]"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+up: $(VENV)/.ready-local ## run it all on this machine; the chat page's address is printed
+	$(BIN)/headrace up $(ARGS)
+
+test: $(VENV)/.ready-dev chromium ## run all tests, with a real Kafka, a real Valkey and a browser
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-dev ## check format and style
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+
+type: $(VENV)/.ready-dev ## check types, strictly
+	MYPYPATH=. $(BIN)/mypy -p headrace -p tests $(if $(wildcard benchmarks/*.py),-p benchmarks)
+
+bench: $(VENV)/.ready-dev ## run every benchmark, or one: ARGS=benchmarks/bench_x.py
+	@for script in $(or $(ARGS),$(sort $(wildcard benchmarks/bench_*.py))); do \
+		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
+# Set-up
+
+$(VENV)/.ready-base:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; \
+		exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
+
+$(VENV)/.ready-local: $(VENV)/.ready-base pyproject.toml constraints.txt
+	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[local]"
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-base pyproject.toml constraints.txt
+	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[dev]"
+	@touch $@
+
+chromium:
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "The browser test needs chromium on the path (on Debian: sudo apt-get install chromium)" >&2; \
+		exit 1; \
+	fi

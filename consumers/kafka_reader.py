@@ -1,0 +1,97 @@
+"""A group-less consumer of one topic: no commits, no rebalances, a bound on every wait.
+
+Owns the aiokafka client's life cycle and the translation of its errors. Knows nothing of events.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from headrace.schemas.errors import UnavailableError
+from headrace.schemas.settings import Settings
+
+T = TypeVar("T")
+
+KAFKA_TIMEOUT_S = 10.0
+"""For one question to the brokers: a leader election takes less, a lost broker is told from a slow
+one.
+"""
+
+STOP_TIMEOUT_S = 5.0
+
+METADATA_POLL_S = 0.02
+
+
+async def bounded(what: str, work: Awaitable[T], timeout_s: float = KAFKA_TIMEOUT_S) -> T:
+    """`work` within `timeout_s`. Raises: UnavailableError for no answer in time and for Kafka's
+    errors.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except (TimeoutError, KafkaError) as problem:
+        raise UnavailableError(f"Kafka ({what})", timeout_s) from problem
+
+
+async def open_consumer(settings: Settings, *, max_partition_fetch_bytes: int) -> Any:
+    """A started consumer without group; the caller stops it with `close_consumer`."""
+    consumer = AIOKafkaConsumer(
+        group_id=None,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+        auto_offset_reset="none",
+        max_partition_fetch_bytes=max_partition_fetch_bytes,
+        fetch_max_wait_ms=500,
+        **settings.kafka_options(),
+    )
+    try:
+        await bounded("connect", consumer.start())
+        # NOTE: aiokafka's `stop` raises CancelledError if its tasks never took their first step
+        await asyncio.sleep(0)
+    except BaseException:
+        await close_consumer(consumer)
+        raise
+    return consumer
+
+
+async def close_consumer(consumer: Any) -> None:
+    """Stop a consumer; one that does not end in time is left to the garbage collector."""
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await consumer.stop()
+    except (TimeoutError, KafkaError):
+        return  # nothing was to be committed: there is nothing to lose
+
+
+@asynccontextmanager
+async def reading(settings: Settings, *, max_partition_fetch_bytes: int) -> AsyncIterator[Any]:
+    """`open_consumer` and `close_consumer` around a block."""
+    consumer = await open_consumer(settings, max_partition_fetch_bytes=max_partition_fetch_bytes)
+    try:
+        yield consumer
+    finally:
+        await close_consumer(consumer)
+
+
+async def find_partitions(consumer: Any, topic: str) -> list[Any]:
+    """The topic's partitions. Raises: UnavailableError while there is no such topic."""
+    try:
+        consumer.assign([TopicPartition(topic, 0)])  # makes the client ask for this topic
+        async with asyncio.timeout(KAFKA_TIMEOUT_S):
+            while not (numbers := consumer.partitions_for_topic(topic)):
+                await asyncio.sleep(METADATA_POLL_S)
+        return [TopicPartition(topic, number) for number in sorted(numbers)]
+    except (TimeoutError, KafkaError) as problem:
+        raise UnavailableError(f"Kafka (topic {topic})", KAFKA_TIMEOUT_S) from problem
+
+
+async def offsets_at(consumer: Any, partitions: Iterable[Any], time_ms: int) -> dict[Any, int]:
+    """The first offset of each partition whose record is not older than `time_ms`, else its end."""
+    wanted = list(partitions)
+    found = await bounded("offsets", consumer.offsets_for_times(dict.fromkeys(wanted, time_ms)))
+    ends = await bounded("offsets", consumer.end_offsets(wanted))
+    return {part: found[part].offset if found.get(part) else ends[part] for part in wanted}

@@ -1,0 +1,88 @@
+"""Logs of our processes: structlog and the standard library in one format, on stderr.
+
+Owns the root logger's handler. Masks passwords in URLs and fields that hold credentials.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from headrace.deploy.console import stderr_console
+from headrace.schemas.settings import Settings
+
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
+_SECRET_FIELDS = frozenset({"password", "authorization", "api_key", "sasl_plain_password"})
+_MASK = "***"
+
+_CLIENT_LIBRARIES = ("aiokafka", "kafka", "asyncio")
+
+
+def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
+    """Send all logs of this process to stderr in the format and from the level of `settings`.
+
+    `errors_only`: for commands that a person runs, which report failures themselves: client
+    libraries stay silent unless the level is debug.
+    """
+    chain: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.ExtraAdder(),
+        mask_secrets,
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *chain[:4],
+            mask_secrets,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=chain,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(settings.log_format),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(settings.log_level.upper())
+    if errors_only and settings.log_level != "debug":
+        for name in _CLIENT_LIBRARIES:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def mask_secrets(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: no credential leaves this process through a log line."""
+    for name, value in event.items():
+        if name.lower() in _SECRET_FIELDS:
+            event[name] = _MASK
+        elif isinstance(value, str) and "://" in value:
+            event[name] = _URL_PASSWORD.sub(rf"\1:{_MASK}@", value)
+    return event
+
+
+def _renderers(log_format: str) -> list[structlog.typing.Processor]:
+    if log_format == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    console = stderr_console()
+    colours = console.is_terminal and not console.no_color
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=colours, exception_formatter=structlog.dev.plain_traceback
+        )
+    ]

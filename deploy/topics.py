@@ -1,0 +1,207 @@
+"""Creation and checks of the four topics (contract §1).
+
+Owns what the topics must look like. Changes nothing on a topic that is there: growing a partition
+count would move sessions to other partitions.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
+
+from headrace.schemas.errors import HeadraceError, UnavailableError
+from headrace.schemas.settings import Settings
+
+DEFAULT_PARTITIONS = 12
+CONNECT_TIMEOUT_S = 10.0
+CONNECT_PAUSE_S = 0.5
+ADMIN_TIMEOUT_S = 20.0
+"""For all that one call does once connected: with `CONNECT_TIMEOUT_S` no more than 30 s."""
+
+POLL_INTERVAL_S = 0.1
+BROKER_MAX_BYTES = 1_048_588
+"""Kafka's default `message.max.bytes`; topics get more only where the settings ask for it."""
+
+RECORD_OVERHEAD_BYTES = 65_536
+"""Headers and framing around the largest request, in the dead-letter topic too."""
+
+
+class TopicsError(HeadraceError):
+    """Kafka refused to create or describe a topic, e.g. too few brokers for the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it is: whether it exists, and with what."""
+
+    name: str
+    num_partitions: int | None
+    cleanup_policy: str = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """What `ensure_topics` did."""
+
+    created: list[str]
+    left: list[str]
+
+
+async def ensure_topics(
+    settings: Settings, *, partitions: int = DEFAULT_PARTITIONS, replication_factor: int = 1
+) -> Ensured:
+    """Create the topics that are missing and return when each has its leaders; idempotent.
+
+    Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
+    Cancel: some topics may have been created; calling it again does the rest.
+    """
+    async with _admin(settings) as admin:
+        wanted = _all_topics(settings)
+        present = {topic.name for topic in await _describe(admin, wanted) if topic.num_partitions}
+        missing = [name for name in wanted if name not in present]
+        created = await _create(admin, settings, missing, partitions, replication_factor)
+        await _until_led(admin, wanted)
+    return Ensured(created, [name for name in wanted if name not in created])
+
+
+async def check_topics(settings: Settings) -> list[str]:
+    """What differs from what workers need, one sentence each; an empty list is well.
+
+    Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
+    Cancel: safe; it only reads.
+    """
+    async with _admin(settings) as admin:
+        topics = await _describe(admin, _all_topics(settings))
+        policies = await _cleanup_policies(admin, [t.name for t in topics if t.num_partitions])
+    states = [TopicState(t.name, t.num_partitions, policies.get(t.name, "delete")) for t in topics]
+    return differences(states, settings.topics.co_partitioned)
+
+
+def differences(states: list[TopicState], co_partitioned: tuple[str, ...]) -> list[str]:
+    """The sentences of `check_topics`, from what was found."""
+    found = [
+        f"topic {topic.name} is missing: create it with `headrace topics create`"
+        for topic in states
+        if topic.num_partitions is None
+    ]
+    counts = {t.name: t.num_partitions for t in states if t.num_partitions}
+    same = {name: counts[name] for name in co_partitioned if name in counts}
+    if len(set(same.values())) > 1:
+        text = ", ".join(f"{name} has {count}" for name, count in same.items())
+        found.append(f"partition counts must be equal: {text}")
+    found += [
+        f"topic {topic.name} has cleanup.policy={topic.cleanup_policy}: "
+        "compaction would lose records, it must be delete"
+        for topic in states
+        if "compact" in topic.cleanup_policy
+    ]
+    return found
+
+
+def _all_topics(settings: Settings) -> list[str]:
+    return [*settings.topics.co_partitioned, settings.topics.dlq]
+
+
+@asynccontextmanager
+async def _admin(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A connected admin client; what the block awaits is bounded too."""
+    what = f"Kafka at {settings.kafka}"
+    admin = AIOKafkaAdminClient(
+        **settings.kafka_options(), request_timeout_ms=int(CONNECT_TIMEOUT_S * 1000)
+    )
+    try:
+        await _connect(admin, what)
+        try:
+            async with asyncio.timeout(ADMIN_TIMEOUT_S):
+                yield admin
+        except TimeoutError as problem:
+            raise UnavailableError(what, ADMIN_TIMEOUT_S) from problem
+        except KafkaError as problem:
+            raise TopicsError(f"{what}: {problem!r}") from problem
+    finally:
+        await admin.close()
+
+
+async def _connect(admin: AIOKafkaAdminClient, what: str) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            while True:
+                try:
+                    await admin.start()
+                    return
+                except KafkaConnectionError:  # nobody listens yet
+                    await asyncio.sleep(CONNECT_PAUSE_S)
+    except TimeoutError as problem:
+        raise UnavailableError(what, CONNECT_TIMEOUT_S) from problem
+    except KafkaError as problem:
+        raise TopicsError(f"{what} refused us: {problem!r}") from problem
+
+
+async def _until_led(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """Wait until each topic has its leaders; the caller sets the bound."""
+    while True:
+        if all(topic.num_partitions for topic in await _describe(admin, names)):
+            return
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> list[TopicState]:
+    """Each topic as the broker sees it now; one without leaders yet counts as missing."""
+    found = {topic["topic"]: topic for topic in await admin.describe_topics(names)}
+    return [TopicState(name, _num_partitions(found.get(name))) for name in names]
+
+
+def _num_partitions(topic: dict[str, Any] | None) -> int | None:
+    if topic is None or topic["error_code"] or not topic["partitions"]:
+        return None
+    if any(partition["leader"] < 0 for partition in topic["partitions"]):
+        return None
+    return len(topic["partitions"])
+
+
+async def _create(
+    admin: AIOKafkaAdminClient,
+    settings: Settings,
+    names: list[str],
+    partitions: int,
+    replication_factor: int,
+) -> list[str]:
+    if not names:
+        return []
+    configs = {"cleanup.policy": "delete"}
+    if settings.max_request_bytes + RECORD_OVERHEAD_BYTES > BROKER_MAX_BYTES:
+        configs["max.message.bytes"] = str(settings.max_request_bytes + RECORD_OVERHEAD_BYTES)
+    topics = [
+        NewTopic(name, partitions, replication_factor, topic_configs=configs) for name in names
+    ]
+    answer = (await admin.create_topics(topics)).to_object()
+    return [topic["topic"] for topic in answer["topic_errors"] if _is_created(topic)]
+
+
+def _is_created(topic: dict[str, Any]) -> bool:
+    error = for_code(topic["error_code"])
+    if error is TopicAlreadyExistsError:  # somebody was faster, or its leaders were not elected yet
+        return False
+    if topic["error_code"]:
+        reason = topic.get("error_message") or error.description
+        raise TopicsError(f"topic {topic['topic']} was not created: {reason}")
+    return True
+
+
+async def _cleanup_policies(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    wanted = [
+        ConfigResource(ConfigResourceType.TOPIC, name, {"cleanup.policy": None}) for name in names
+    ]
+    found: dict[str, str] = {}
+    for answer in await admin.describe_configs(wanted):
+        for _code, _message, _kind, topic, entries in answer.resources:
+            policies = [entry[1] for entry in entries if entry[0] == "cleanup.policy"]
+            found[topic] = ",".join(policies)
+    return found

@@ -1,0 +1,86 @@
+"""The engine without its thread: the queue, the running generations, and one step at a time.
+
+All its methods are called by one thread, which the core does not know.
+"""
+
+import time
+from collections.abc import Sequence
+
+from headrace.models.generation import Generation
+from headrace.models.inbox import Action, Command
+from headrace.models.request import EngineError, EngineOutput, FinishReason
+from headrace.models.scheduler import Scheduler
+from headrace.models.step import StepExecutor, StepResult
+
+
+class EngineCore:
+    """Applies commands, runs steps, and collects the outputs of both, in order."""
+
+    def __init__(self, scheduler: Scheduler[Generation], executor: StepExecutor) -> None:
+        self._scheduler, self._executor = scheduler, executor
+        self._generations: dict[str, Generation] = {}  # waiting or running
+        self._outputs: list[tuple[Generation, EngineOutput]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to run."""
+        return not self._generations
+
+    def apply(self, commands: Sequence[Command]) -> None:
+        """Carry out the commands in order; those for generations that ended have no effect."""
+        for command in commands:
+            generation = command.generation
+            if command.action is Action.ADD:
+                self._add(generation)
+            elif self._generations.get(generation.key) is generation:
+                if command.action is Action.CANCEL:
+                    self._emit(generation, generation.end(time.monotonic(), FinishReason.CANCELLED))
+                else:
+                    self._forget(generation)
+
+    def step(self) -> None:
+        """Schedule, run, sample, emit: at most one new token for each running generation."""
+        chunks = self._scheduler.plan()
+        if not chunks:
+            return
+        started_s = time.monotonic()
+        for chunk in chunks:
+            chunk.generation.schedule(started_s)
+        results = self._executor.execute(chunks)
+        now_s = time.monotonic()
+        for chunk, result in zip(chunks, results, strict=True):
+            self._accept(chunk.generation, result, now_s)
+
+    def take_outputs(self) -> list[tuple[Generation, EngineOutput]]:
+        """The outputs since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _add(self, generation: Generation) -> None:
+        if generation.finish_reason is not None:  # an earlier run came to the end
+            self._emit(generation, generation.end(time.monotonic()))
+            return
+        try:
+            self._scheduler.add(generation)
+        except EngineError as error:
+            self._emit(generation, generation.fail(error, time.monotonic()))
+            return
+        self._generations[generation.key] = generation
+
+    def _accept(self, generation: Generation, result: StepResult, now_s: float) -> None:
+        if result is None:
+            return
+        if isinstance(result, EngineError):
+            self._emit(generation, generation.fail(result, now_s))
+        else:
+            self._emit(generation, generation.accept(result, now_s))
+
+    def _emit(self, generation: Generation, output: EngineOutput) -> None:
+        self._outputs.append((generation, output))
+        if output.is_last:
+            self._forget(generation)
+
+    def _forget(self, generation: Generation) -> None:
+        self._scheduler.remove(generation.key)
+        self._executor.free(generation.key)
+        self._generations.pop(generation.key, None)

@@ -1,0 +1,260 @@
+"""The engine: requests in from any thread, outputs of each step out, one thread that runs the model
+in between.
+
+`Engine` is the interface; `TransformersEngine` runs a model of transformers on one device in this
+process. It knows nothing of Kafka, sessions or Redis.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.models.core import EngineCore
+from headrace.models.generation import Generation
+from headrace.models.inbox import Action, Command, Inbox
+from headrace.models.loading import LoadedModel
+from headrace.models.request import EngineOutput, EngineRequest
+from headrace.models.runner import Runner
+from headrace.models.scheduler import Scheduler
+from headrace.models.step import StepExecutor, StepRunner
+from headrace.models.text import Detokenizer, TextStream
+
+logger = logging.getLogger(__name__)
+
+
+class EngineStoppedError(Exception):
+    """The engine does not run (any more), so it takes no request."""
+
+    def __str__(self) -> str:
+        return "the engine is not running"
+
+
+class Engine(Protocol):
+    """What the rest of Headrace needs of an engine. All methods may be called from any thread."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprint, seed and request give the same tokens."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def num_running(self) -> int:
+        """Generations in the batch."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Generations that were added and are not in the batch yet."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Reserved part of the KV cache, from 0 to 1."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; False before `start`, after `stop`, and after an error that no single
+        row caused.
+        """
+
+    @property
+    def last_step_s(self) -> float | None:
+        """`time.monotonic()` at the end of the last step, None before the first."""
+
+    def start(self) -> None:
+        """Begin to run steps."""
+
+    def stop(self) -> None:
+        """End after the step that runs; generations that are not finished get no further output."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Run a generation, or go on with it; its outputs end with one that `is_last`.
+
+        Raises: ValueError for a key that is in use, token ids outside the vocabulary, or a prompt
+            that fills the window; EngineStoppedError.
+        """
+
+    def cancel(self, key: str) -> None:
+        """End a generation at the next step boundary, with the finish reason "cancelled"; unknown
+        keys have no effect.
+        """
+
+    def abort(self, key: str) -> None:
+        """Drop a generation without a last output: at latest after the step that runs, nothing more
+        comes for it.
+        """
+
+    def text_stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """A new text stream of this model's tokenizer, which gives the text that the engine gives
+        for the same ids.
+        """
+
+
+class TransformersEngine(Engine):
+    """Continuous batching of one transformers model, on its own thread.
+
+    `on_outputs` is called on that thread, once per step that has outputs, so it must only hand them
+    over. If it raises, or the device fails, the engine is dead: `alive` is False and `on_death` is
+    called once, on the same thread.
+
+    Units: an idle engine waits `batch_window_ms` for more requests before its first step;
+    `kv_pool_bytes` bound the KV cache of all running generations together.
+    `runner` is the model's own, unless a test brings another.
+    """
+
+    def __init__(
+        self,
+        loaded_model: LoadedModel,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        batch_window_ms: float,
+        kv_pool_bytes: int,
+        on_outputs: Callable[[list[EngineOutput]], None],
+        on_death: Callable[[BaseException], None] | None = None,
+        runner: StepRunner | None = None,
+    ) -> None:
+        self._loaded = loaded_model
+        self._detokenizer = Detokenizer(loaded_model.tokenizer)
+        self._on_outputs, self._on_death = on_outputs, on_death
+        self._scheduler: Scheduler[Generation] = Scheduler(
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            kv_pool_tokens=kv_pool_bytes // loaded_model.layout.bytes_per_token,
+        )
+        executor = StepExecutor(runner or Runner(loaded_model.model, loaded_model.layout))
+        self._core = EngineCore(self._scheduler, executor)
+        self._inbox = Inbox(window_s=batch_window_ms / 1000, full_batch=max_batch_size)
+        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
+        self._alive = False
+        self._last_step_s: float | None = None
+        self._lock = threading.Lock()
+        self._live: dict[str, Generation] = {}  # neither ended nor aborted; guarded by the lock
+
+    @property
+    def fingerprint(self) -> str:
+        return self._loaded.fingerprint
+
+    @property
+    def max_model_len(self) -> int:
+        return self._loaded.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._loaded.vocab_size
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting + self._inbox.num_adds
+
+    @property
+    def kv_usage(self) -> float:
+        return self._scheduler.num_reserved_tokens / self._scheduler.kv_pool_tokens
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @property
+    def last_step_s(self) -> float | None:
+        return self._last_step_s
+
+    def text_stream(self, stop: Sequence[str] = ()) -> TextStream:
+        return TextStream(self._detokenizer, stop)
+
+    def start(self) -> None:
+        self._alive = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._inbox.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._alive = False
+
+    def add(self, request: EngineRequest) -> None:
+        self._check(request)
+        generation = Generation(
+            request,
+            self.text_stream(request.sampling.stop),
+            eos_ids=self._loaded.eos_ids,
+            max_model_len=self.max_model_len,
+        )
+        with self._lock:
+            if request.key in self._live:
+                raise ValueError(f"request {request.key} is already running")
+            if not self._inbox.put(Command(Action.ADD, generation)):
+                raise EngineStoppedError
+            self._live[request.key] = generation
+
+    def cancel(self, key: str) -> None:
+        with self._lock:
+            generation = self._live.get(key)
+            if generation is not None:
+                self._inbox.put(Command(Action.CANCEL, generation))
+
+    def abort(self, key: str) -> None:
+        with self._lock:
+            generation = self._live.pop(key, None)
+            if generation is not None:
+                self._inbox.put(Command(Action.ABORT, generation))
+
+    def _check(self, request: EngineRequest) -> None:
+        sampling, num_ids = request.sampling, self.vocab_size
+        for token_ids in (
+            request.prompt_ids,
+            request.generated_ids,
+            sampling.stop_token_ids,
+            sampling.logit_bias,
+        ):
+            if token_ids and (min(token_ids) < 0 or max(token_ids) >= num_ids):
+                raise ValueError(f"request {request.key}: token ids must be in 0...{num_ids - 1}")
+        num_prompt = len(request.prompt_ids)
+        if num_prompt >= self.max_model_len:
+            raise ValueError(
+                f"request {request.key}: {num_prompt} prompt tokens fill the window of"
+                f" {self.max_model_len}"
+            )
+
+    def _run(self) -> None:
+        """The engine thread."""
+        try:
+            while (commands := self._inbox.take(idle=self._core.is_idle)) is not None:
+                self._core.apply(commands)
+                self._core.step()
+                self._last_step_s = time.monotonic()
+                self._emit()
+        except BaseException as error:
+            self._die(error)
+
+    def _emit(self) -> None:
+        """Hand over the outputs, without those of generations that were aborted meanwhile."""
+        with self._lock:
+            outputs = [
+                output
+                for generation, output in self._core.take_outputs()
+                if self._live.get(output.key) is generation
+            ]
+            for output in outputs:
+                if output.is_last:
+                    del self._live[output.key]
+        if outputs:
+            self._on_outputs(outputs)
+
+    def _die(self, error: BaseException) -> None:
+        logger.critical("the engine died", exc_info=error)
+        self._alive = False
+        self._inbox.close()
+        if self._on_death is not None:
+            self._on_death(error)

@@ -1,0 +1,273 @@
+"""The one way in which our own processes write requests and control records.
+
+Owns a Kafka producer, the headers and the key of what it writes, and bounded waits. Does not read
+replies, and does not know who may write: the tenant comes in from somebody who checked it.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
+)
+
+from headrace.schemas.control import decode_control
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
+from headrace.schemas.headers import EventType, Headers, cloud_event_headers, trace_headers
+from headrace.schemas.request import DEFAULT_TENANT, validate_request
+from headrace.schemas.settings import Settings
+
+CONNECT_TIMEOUT_S = 10.0
+CONNECT_PAUSE_S = 0.5
+TOPIC_TIMEOUT_S = 5.0
+PRODUCE_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+RECORD_OVERHEAD_BYTES = 65_536
+"""What the client library allows above `max_request_bytes`, so that we are the one who refuses."""
+
+_log = structlog.get_logger(__name__)
+
+# NOTE: an idempotent producer counts records per partition. One that the broker refuses for good
+# leaves a hole in that count, and all after it are refused too, so such a producer is replaced.
+_LOST_COUNT = (OutOfOrderSequenceNumber, UnknownProducerId)
+
+
+class TopicMissingError(UnavailableError):
+    """The topic is not there (or the broker went away before it was looked up)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was not found within {self.timeout_s:g} s: "
+            "create the topics with `headrace topics create`"
+        )
+
+
+class ProduceError(HeadraceError):
+    """Kafka refused a record for good, e.g. for lack of a permission."""
+
+
+class RequestProducer:
+    """Writes requests and control records: acks=all, idempotent, keyed by session.
+
+    Delivery: one record per call. After `UnavailableError` it may still be written once the broker
+    is back; a caller that repeats it gives the same `request_id`, of which the first record counts.
+    """
+
+    def __init__(self, settings: Settings, *, source: str = "headrace/producer") -> None:
+        """`source` becomes the `ce_source` of each record."""
+        self._settings = settings
+        self._source = source
+        self._producer: AIOKafkaProducer | None = None
+        self._replacing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Connect to Kafka and look whether the topic of requests is there.
+
+        Raises: UnavailableError when it does not answer within 10 s, or has no such topic.
+        Cancel: safe; nothing stays open.
+        """
+        producer = await self._connect()
+        try:
+            await self._require_topic(producer, self._settings.topics.requests)
+        except BaseException:
+            await _close(producer)
+            raise
+        self._producer = producer
+
+    async def stop(self) -> None:
+        """Hand over what is still buffered, for at most 5 s, and disconnect. Safe to call twice."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await _close(producer)
+
+    async def submit(
+        self,
+        body: Mapping[str, Any],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        session_id: str,
+        trace: Headers = (),
+    ) -> tuple[int, int]:
+        """Write a request; returns its (partition, offset), of which its default id is made.
+
+        `body` is contract §2; a `tenant` in it gives way to the argument. Of `trace`, the W3C
+        headers go on.
+        Raises: RequestError (not valid, too large, another session), UnavailableError (a retry may
+        help), ProduceError (Kafka said no).
+        Delivery: as the class says; idempotent by `request_id`.
+        Cancel: the record may have been written.
+        """
+        if body.get("session_id") not in (None, session_id):
+            text = "session_id in the body and of the record must be the same"
+            raise RequestError(ErrorCode.SESSION_KEY_MISMATCH, text, "session_id")
+        content = {**body, "session_id": session_id, "tenant": tenant}
+        request = validate_request(content)
+        value = _encode(content)
+        headers = self._headers(EventType.REQUESTED, request.request_id, session_id)
+        headers += [("headrace-tenant", tenant.encode("utf-8")), *trace_headers(trace)]
+        return await self._produce(self._settings.topics.requests, session_id, value, headers)
+
+    async def cancel(
+        self, request_id: str, *, session_id: str, tenant: str = DEFAULT_TENANT
+    ) -> tuple[int, int]:
+        """Ask for the end of a generation, read already or not; returns (partition, offset).
+
+        Raises, Delivery, Cancel: as `submit`; repeating it does no harm.
+        """
+        body = {"action": "cancel", "request_id": request_id}
+        return await self._control(body, session_id, tenant)
+
+    async def delete_session(
+        self, session_id: str, tenant: str = DEFAULT_TENANT
+    ) -> tuple[int, int]:
+        """Ask for a conversation to be forgotten once this is read; returns (partition, offset).
+
+        Raises, Delivery, Cancel: as `submit`; repeating it does no harm.
+        """
+        return await self._control({"action": "delete_session"}, session_id, tenant)
+
+    async def _control(self, body: dict[str, str], session_id: str, tenant: str) -> tuple[int, int]:
+        value = _encode({**body, "session_id": session_id, "tenant": tenant})
+        decode_control(value)
+        headers = self._headers(EventType.CONTROL, None, session_id)
+        headers.append(("headrace-tenant", tenant.encode("utf-8")))
+        return await self._produce(self._settings.topics.control, session_id, value, headers)
+
+    def _headers(
+        self, kind: EventType, event_id: str | None, session_id: str
+    ) -> list[tuple[str, bytes]]:
+        return cloud_event_headers(
+            kind,
+            event_id=event_id or uuid.uuid4().hex,
+            source=self._source,
+            subject=session_id,
+            time_s=time.time(),
+        )
+
+    async def _produce(
+        self, topic: str, session_id: str, value: bytes, headers: list[tuple[str, bytes]]
+    ) -> tuple[int, int]:
+        key = session_id.encode("utf-8")
+        self._check_size(key, value, headers)
+        producer = self._producer
+        if producer is None:
+            raise RuntimeError("the producer is not started")
+        try:
+            return await self._send(producer, topic, key, value, headers)
+        except _LOST_COUNT as problem:
+            _log.warning("producer.replaced", reason=type(problem).__name__)
+            producer = await self._replace(producer)
+        try:  # the broker refused the first try, so this is not a second copy
+            return await self._send(producer, topic, key, value, headers)
+        except _LOST_COUNT as problem:
+            raise ProduceError(f"Kafka refused a record for {topic}: {problem!r}") from problem
+
+    async def _send(
+        self,
+        producer: AIOKafkaProducer,
+        topic: str,
+        key: bytes,
+        value: bytes,
+        headers: list[tuple[str, bytes]],
+    ) -> tuple[int, int]:
+        await self._require_topic(producer, topic)
+        try:
+            async with asyncio.timeout(PRODUCE_TIMEOUT_S):
+                written = await producer.send_and_wait(topic, key=key, value=value, headers=headers)
+        except (TimeoutError, KafkaConnectionError) as problem:
+            raise UnavailableError(self._broker, PRODUCE_TIMEOUT_S) from problem
+        except _LOST_COUNT:
+            raise
+        except MessageSizeTooLargeError as problem:
+            await self._replace(producer)
+            text = f"{len(value)} bytes are more than topic {topic} takes"
+            raise RequestError(ErrorCode.INVALID_VALUE, text) from problem
+        except KafkaError as problem:
+            if problem.retriable:
+                raise UnavailableError(self._broker, PRODUCE_TIMEOUT_S) from problem
+            await self._replace(producer)
+            raise ProduceError(f"Kafka refused a record for {topic}: {problem!r}") from problem
+        return written.partition, written.offset
+
+    async def _require_topic(self, producer: AIOKafkaProducer, topic: str) -> None:
+        try:
+            async with asyncio.timeout(TOPIC_TIMEOUT_S):
+                await producer.partitions_for(topic)
+        except (TimeoutError, KafkaError) as problem:
+            what = f"topic {topic} at {self._settings.kafka}"
+            raise TopicMissingError(what, TOPIC_TIMEOUT_S) from problem
+
+    def _check_size(self, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        size_bytes = len(key) + len(value) + sum(len(name) + len(item) for name, item in headers)
+        if size_bytes > self._settings.max_request_bytes:
+            text = f"{size_bytes} bytes; at most {self._settings.max_request_bytes} are taken"
+            raise RequestError(ErrorCode.INVALID_VALUE, text)
+
+    @property
+    def _broker(self) -> str:
+        return f"Kafka at {self._settings.kafka}"
+
+    async def _replace(self, broken: AIOKafkaProducer) -> AIOKafkaProducer:
+        """A producer that counts from the start; several callers that saw `broken` share one."""
+        async with self._replacing:
+            if self._producer is broken:
+                self._producer = await self._connect()
+                await _close(broken)
+            if self._producer is None:
+                raise UnavailableError(self._broker, CONNECT_TIMEOUT_S)
+            return self._producer
+
+    async def _connect(self) -> AIOKafkaProducer:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while True:
+                    producer = self._new_producer()
+                    try:
+                        await producer.start()
+                        return producer
+                    except KafkaConnectionError:
+                        await _close(producer)
+                        await asyncio.sleep(CONNECT_PAUSE_S)
+                    except BaseException:
+                        await _close(producer)
+                        raise
+        except TimeoutError as problem:
+            raise UnavailableError(self._broker, CONNECT_TIMEOUT_S) from problem
+        except KafkaError as problem:
+            raise ProduceError(f"{self._broker} refused us: {problem!r}") from problem
+
+    def _new_producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            **self._settings.kafka_options(),
+            client_id="headrace-producer",
+            acks="all",
+            enable_idempotence=True,
+            max_request_size=self._settings.max_request_bytes + RECORD_OVERHEAD_BYTES,
+            request_timeout_ms=int(PRODUCE_TIMEOUT_S * 1000),
+        )
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as problem:  # orjson's error is one: half a surrogate pair, or no JSON value
+        raise RequestError(ErrorCode.INVALID_TEXT, str(problem)) from problem
+
+
+async def _close(producer: AIOKafkaProducer) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await producer.stop()
+    except TimeoutError:
+        _log.warning("producer.stop_timed_out", timeout_s=STOP_TIMEOUT_S)
+        await producer.client.close()

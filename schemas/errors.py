@@ -1,0 +1,97 @@
+"""The errors that Headrace raises on purpose, and the codes that a reader sees.
+
+HeadraceError
+├── SettingsError            a HEADRACE_* variable or flag is unknown or bad (exit code 2)
+├── RequestError             a request is refused: it becomes a `failed` event
+│   └── UndecodableError     the record holds no request: it goes to the dead-letter topic too
+└── UnavailableError         Kafka or Redis gave no answer in time; trying again may help
+"""
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """`error.code` of contract §5."""
+
+    INVALID_JSON = "invalid_json"
+    INVALID_VALUE = "invalid_value"
+    INVALID_TEXT = "invalid_text"
+    SESSION_KEY_MISMATCH = "session_key_mismatch"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    SESSION_OUT_OF_SYNC = "session_out_of_sync"
+    EXPIRED = "expired"
+    OVERLOADED = "overloaded"
+    NUMERICAL_ERROR = "numerical_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERNAL_ERROR = "internal_error"
+    UNAUTHORIZED = "unauthorized"
+    RATE_LIMITED = "rate_limited"
+    RESUME_GAP = "resume_gap"
+
+
+_SERVER_SIDE = {
+    ErrorCode.OVERLOADED,
+    ErrorCode.NUMERICAL_ERROR,
+    ErrorCode.OUT_OF_MEMORY,
+    ErrorCode.INTERNAL_ERROR,
+}
+
+
+class HeadraceError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+    retriable = False
+    """Whether the same call may succeed if it is tried again unchanged."""
+
+
+class SettingsError(HeadraceError):
+    """A setting is unknown or has a bad value; the text says which and what to do."""
+
+
+class RequestError(HeadraceError):
+    """A request is refused; it ends with a `failed` event and its neighbours are not touched."""
+
+    def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
+        super().__init__(code, message, param)
+        self.code, self.message, self.param = code, message, param
+
+    def __str__(self) -> str:
+        return self.message if self.param is None else f"{self.param}: {self.message}"
+
+    def body(self) -> dict[str, str | None]:
+        """The `error` object of a `failed` event and of an HTTP error, in OpenAI's form."""
+        kind = "server_error" if self.code in _SERVER_SIDE else "invalid_request_error"
+        return {
+            "type": kind,
+            "code": self.code.value,
+            "message": _writable(self.message),
+            "param": None if self.param is None else _writable(self.param),
+        }
+
+
+def _writable(text: str) -> str:
+    """`text` as UTF-8 can hold it: a message may quote a file name or a stranger's bytes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class UndecodableError(RequestError):
+    """The record's bytes hold no request; `request_id` is the id that could still be read."""
+
+    def __init__(self, message: str, request_id: str | None = None) -> None:
+        super().__init__(ErrorCode.INVALID_JSON, message)
+        self.args = (message, request_id)  # what pickle and copy call this class with
+        self.request_id = request_id
+
+
+class UnavailableError(HeadraceError):
+    """A store or broker gave no answer within the deadline."""
+
+    retriable = True
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(what, timeout_s)
+        self.what, self.timeout_s = what, timeout_s
+
+    def __str__(self) -> str:
+        return f"{self.what} gave no answer within {self.timeout_s:g} s"

@@ -1,0 +1,113 @@
+"""Step 4: claim a request's journal, or find out that there is nothing to do here."""
+
+import asyncio
+import time
+from contextlib import suppress
+from enum import Enum
+
+from headrace.schemas.errors import UnavailableError
+from headrace.schemas.request import DecodedRequest
+from headrace.streams.generation import Generation, Standing
+from headrace.streams.journal import Claim, ClaimKind, Journal
+from headrace.streams.ownership import Lease, Ownership
+from headrace.streams.redis_scripts import Scripts
+
+POLL_INTERVAL_S = 0.02
+"""How soon a returning lease, journal or token is seen."""
+
+
+class Outcome(Enum):
+    """How an attempt to deliver ended."""
+
+    DELIVERED = "delivered"
+    """The broker has the last event, and the journal was still ours then."""
+    DONE_BEFORE = "done before"
+    """An earlier owner delivered it."""
+    DUPLICATE = "duplicate"
+    """Another record has this request id: the first one counts."""
+    FENCED = "fenced"
+    """A larger token stands in the journal."""
+    NOT_OURS = "not ours"
+    """The partition is another worker's now: it may not be committed here."""
+
+
+class Claimant:
+    """Claims the journal of one record, under the token of the partition's assignment."""
+
+    def __init__(
+        self,
+        decoded: DecodedRequest,
+        journal: Journal,
+        scripts: Scripts,
+        ownership: Ownership,
+        lease: Lease,
+    ) -> None:
+        self._decoded, self._partition = decoded, decoded.record.partition
+        self._journal, self._scripts = journal, scripts
+        self._ownership, self._lease = ownership, lease
+        self._answer: tuple[Claim, int] | None = None
+
+    async def ask(self) -> None:
+        """claim, once. The intake awaits it: of two records with one id the first one read counts."""
+        assignment = self._ownership.get(self._partition)
+        if assignment is None:
+            return
+        leased = self._lease.held(time.monotonic())
+        with suppress(UnavailableError):  # settle() asks again, or goes on without a journal
+            claim = await self._journal.claim(
+                self._decoded, token=assignment.token, may_create=leased
+            )
+            self._answer = (claim, assignment.token)
+
+    async def settle(self) -> tuple[Claim, int] | Generation | Outcome:
+        """The claim and its token, once there is an answer that may be acted on.
+
+        Returns a generation without a journal where Redis is away and nobody can have started it.
+        Cancel: safe.
+        """
+        while self._ownership.owns(self._partition):
+            answer, self._answer = self._answer, None
+            if answer is None or answer[0].kind is ClaimKind.ABSENT:
+                if self._may_go_unjournaled():
+                    return self._unjournaled()
+                await asyncio.sleep(POLL_INTERVAL_S)
+                if self._scripts.available.is_set() and self._lease.held(time.monotonic()):
+                    await self.ask()
+            elif answer[0].kind is ClaimKind.DUPLICATE:
+                return Outcome.DUPLICATE
+            elif answer[0].kind is ClaimKind.FENCED:
+                return Outcome.FENCED
+            else:
+                return answer
+        return Outcome.NOT_OURS
+
+    async def ask_with_new_token(self) -> None:
+        """own, then claim: an owner that was refused asks for a larger token; anybody else stops."""
+        while self._ownership.owns(self._partition):
+            try:
+                (token,) = await self._journal.own([self._partition], int(time.time() * 1000))
+            except UnavailableError:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                continue
+            self._ownership.renew(self._partition, token)
+            await self.ask()
+            return
+
+    def _may_go_unjournaled(self) -> bool:
+        assignment = self._ownership.get(self._partition)
+        return (
+            not self._scripts.available.is_set()
+            and assignment is not None
+            and assignment.end_offset is not None
+            and self._decoded.record.offset >= assignment.end_offset
+            and self._lease.held(time.monotonic())
+        )
+
+    def _unjournaled(self) -> Generation:
+        assignment = self._ownership.get(self._partition)
+        assert assignment is not None, "asked just before, without an await"  # noqa: S101
+        token = max(int(time.time() * 1000), assignment.token + 1)
+        self._ownership.renew(self._partition, token)
+        generation = Generation(self._decoded, token=token, attempt=token)
+        generation.standing = Standing.UNJOURNALED
+        return generation

@@ -1,0 +1,172 @@
+"""Step 7: journal before publish. One owner task, one Redis round trip a tick for all generations.
+
+journaled    FLUSH  ok -> publish   absent -> larger attempt   fenced -> stop   away -> hold back
+unjournaled  Redis away and lease held -> publish   Redis back -> ADOPT
+lost         ADOPT under a larger attempt -> publish
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headrace.schemas.errors import UnavailableError
+from headrace.streams.generation import Flush, Generation, Standing
+from headrace.streams.journal import FlushResult, Journal
+from headrace.streams.ownership import Lease, Ownership
+from headrace.streams.publisher import Publisher
+from headrace.streams.redis_scripts import Scripts
+
+RETRY_INTERVAL_S = 0.05
+"""How often held-back text is tried again while Redis is away."""
+
+CANCEL_POLL_INTERVAL_S = 0.5
+"""How often the journals of generations that have nothing to flush are asked for a cancel."""
+
+
+class Flusher:
+    """Journals and publishes what generations made. `touch` says that one has something new.
+
+    `on_cancel(generation)`: its journal asks for its end. `on_fenced(generation)`: another owner has it.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        scripts: Scripts,
+        publisher: Publisher,
+        ownership: Ownership,
+        lease: Lease,
+        *,
+        on_cancel: Callable[[Generation], None],
+        on_fenced: Callable[[Generation], None],
+    ) -> None:
+        self._journal, self._scripts, self._publisher = journal, scripts, publisher
+        self._ownership, self._lease = ownership, lease
+        self._on_cancel, self._on_fenced = on_cancel, on_fenced
+        self._dirty: dict[str, Generation] = {}
+        self._held: dict[str, Generation] = {}
+        self._something = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    def touch(self, generation: Generation) -> None:
+        """Something may have to be journaled or published."""
+        self._dirty[generation.key] = generation
+        self._something.set()
+
+    def _hold(self, generation: Generation) -> None:
+        """Not now: try again in RETRY_INTERVAL_S."""
+        self._held[generation.key] = generation
+
+    def forget(self, generation: Generation) -> None:
+        """It was dropped: another worker goes on with it."""
+        self._dirty.pop(generation.key, None)
+        self._held.pop(generation.key, None)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._dirty and not self._held
+
+    async def run(self) -> None:
+        """Flush whenever something is touched. Cancel: what is not flushed is held back, not lost."""
+        while True:
+            try:
+                async with asyncio.timeout(RETRY_INTERVAL_S if self._held else None):
+                    await self._something.wait()
+            except TimeoutError:
+                pass  # time to try again what is held
+            await self.tick()
+
+    async def tick(self) -> None:
+        """flush, then publish, for every generation that was touched or held."""
+        async with self._lock:
+            self._something.clear()
+            batch = list((self._held | self._dirty).values())
+            self._held, self._dirty = {}, {}
+            await self._flush_journaled([g for g in batch if g.standing is Standing.JOURNALED])
+            for generation in batch:
+                if generation.standing is Standing.UNJOURNALED:
+                    await self._flush_unjournaled(generation)
+                elif generation.standing is Standing.LOST and generation.key not in self._held:
+                    await self._adopt(generation)
+
+    async def _flush_journaled(self, batch: list[Generation]) -> None:
+        flushes: list[tuple[Generation, Flush]] = []
+        for generation in batch:
+            flush = generation.next_flush()
+            if flush is not None:
+                flushes.append((generation, flush))
+            else:
+                await self._publisher.publish(generation)
+        if not flushes:
+            return
+        if not self._scripts.available.is_set():
+            for generation, _ in flushes:
+                self._hold(generation)
+            return
+        results = await self._journal.flush(flushes)
+        for (generation, flush), result in zip(flushes, results, strict=True):
+            await self._flushed(generation, flush, result)
+
+    async def _flushed(self, generation: Generation, flush: Flush, result: FlushResult) -> None:
+        if result in (FlushResult.OK, FlushResult.CANCELLED):
+            generation.flushed(flush)
+            await self._publisher.publish(generation)
+            if result is FlushResult.CANCELLED and generation.ending is None:
+                self._on_cancel(generation)
+        elif result is FlushResult.ABSENT:
+            await self.lose_journal(generation)
+        elif result is FlushResult.FENCED:
+            self._on_fenced(generation)
+        else:
+            self._hold(generation)
+
+    async def _flush_unjournaled(self, generation: Generation) -> None:
+        flush = generation.next_flush()
+        if flush is not None:
+            generation.flushed(flush)  # fixes the chunk's end; published below, with permission
+        if self._scripts.available.is_set():
+            await self._adopt(generation)
+        elif self._leased(generation):
+            await self._publisher.publish(generation)
+            self._hold(generation)  # adopted as soon as Redis is back
+        else:
+            self._hold(generation)
+
+    async def lose_journal(self, generation: Generation) -> None:
+        """The journal is gone: under the lease, go on under a larger attempt."""
+        if not self._leased(generation):
+            self._hold(generation)
+            return
+        try:
+            token = await self._new_token(generation)
+        except UnavailableError:
+            self._hold(generation)
+            return
+        generation.restart(token)
+        await self._adopt(generation)
+
+    async def _adopt(self, generation: Generation) -> None:
+        if generation.standing is Standing.LOST:
+            entry = generation.restart(generation.token)
+        else:
+            entry = generation.whole_entry()
+        leased = self._leased(generation)
+        result = await self._journal.adopt(generation, entry, may_create=leased)
+        if result is FlushResult.FENCED:
+            self._on_fenced(generation)
+            return
+        if result is not FlushResult.OK:
+            self._hold(generation)
+            return
+        generation.adopted(entry)
+        await self._publisher.publish(generation)
+
+    async def _new_token(self, generation: Generation) -> int:
+        partition = generation.decoded.record.partition
+        (token,) = await self._journal.own([partition], int(time.time() * 1000))
+        self._ownership.renew(partition, token)
+        return token
+
+    def _leased(self, generation: Generation) -> bool:
+        owned = self._ownership.owns(generation.decoded.record.partition)
+        return owned and self._lease.held(time.monotonic())

@@ -1,0 +1,103 @@
+"""The worker's membership in the consumer group: what a rebalance takes and gives, and the commits."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from headrace.schemas.errors import UnavailableError
+from headrace.schemas.topics import Topics
+from headrace.streams.deliveries import Deliveries
+from headrace.streams.journal import Journal
+from headrace.streams.kafka import PipelineApp
+from headrace.streams.ledger import AckLedger, Place
+from headrace.streams.ownership import Assignment, Lease, Ownership
+
+COMMIT_INTERVAL_S = 0.5
+COMMIT_TIMEOUT_S = 10.0
+END_OFFSETS_TIMEOUT_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class GroupMember:
+    """Handlers of Faust's rebalance signals, and the commit timer."""
+
+    def __init__(
+        self,
+        app: PipelineApp,
+        topics: Topics,
+        journal: Journal,
+        ledger: AckLedger,
+        deliveries: Deliveries,
+        ownership: Ownership,
+        lease: Lease,
+    ) -> None:
+        self._app, self._topics, self._journal = app, topics, journal
+        self._ledger, self._deliveries = ledger, deliveries
+        self._ownership, self._lease = ownership, lease
+        self.joined = False
+
+    async def on_revoked(self, *_: object, **__: object) -> None:
+        """Before every rebalance, for all partitions: most of them stay, so running rows go on."""
+        self._lease.suspend()
+
+    async def on_assigned(self, _: object, assigned: Iterable[Place], **__: object) -> None:
+        """own: stop what is lost, take a fencing token for what is ours."""
+        places = {Place(tp.topic, tp.partition) for tp in assigned}
+        partitions = sorted(p.partition for p in places if p.topic == self._topics.requests)
+        self._ownership.keep_only(partitions)
+        for place, offset in self._ledger.keep_only(places):
+            self._deliveries.drop(place, offset)
+        tokens, ends = await asyncio.gather(self._tokens(partitions), self._ends(partitions))
+        self._ownership.assign(
+            Assignment(partition, token, ends.get(partition))
+            for partition, token in zip(partitions, tokens, strict=True)
+        )
+        self._lease.resume()
+        self.joined = True
+        log.info("partitions assigned", requests=partitions)
+
+    async def _tokens(self, partitions: list[int]) -> list[int]:
+        clock_ms = int(time.time() * 1000)
+        if not partitions:
+            return []
+        try:
+            return await self._journal.own(partitions, clock_ms)
+        except UnavailableError:
+            return [clock_ms] * len(partitions)  # Redis away: the clock alone
+
+    async def _ends(self, partitions: list[int]) -> dict[int, int | None]:
+        """Where each partition ended when it was assigned; unknown counts as: nothing came since."""
+        places = [Place(self._topics.requests, partition) for partition in partitions]
+        try:
+            async with asyncio.timeout(END_OFFSETS_TIMEOUT_S):
+                found = await self._app.consumer_thread.end_offsets(places)
+        except (KafkaError, TimeoutError) as problem:
+            log.warning("end offsets unknown", problem=repr(problem))
+            return {}
+        return {place.partition: offset for place, offset in found.items()}
+
+    async def commit_for_ever(self) -> None:
+        """commit, on a timer. Cancel: what is not committed is delivered again, and found done."""
+        while True:
+            await asyncio.sleep(COMMIT_INTERVAL_S)
+            await self.commit()
+
+    async def commit(self) -> bool:
+        """commit: the watermark of every partition. A refused one is tried again by the next call."""
+        due = self._ledger.watermarks()
+        if not due or not self.joined:
+            return True
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                accepted = await self._app.consumer_thread.commit_watermarks(due)
+        except TimeoutError:
+            log.warning("commit got no answer, it is tried again", partitions=len(due))
+            return False
+        if accepted:
+            for place, offset in due.items():
+                self._ledger.committed(place, offset)
+        return accepted

@@ -1,0 +1,177 @@
+"""Steps 2 and 3: records in, one task each. The ledger takes the offset before anything else.
+
+A full worker stops reading: Faust pauses the partition, the backlog stays in Kafka and shows as lag.
+"""
+
+import asyncio
+
+import structlog
+
+from headrace.schemas.control import Cancel, decode_control
+from headrace.schemas.errors import RequestError, UnavailableError
+from headrace.schemas.headers import header_text
+from headrace.schemas.request import DEFAULT_TENANT, Record, decode_request
+from headrace.streams.claiming import POLL_INTERVAL_S, Outcome
+from headrace.streams.deliveries import Deliveries
+from headrace.streams.delivery import Delivery, Parts
+from headrace.streams.ledger import AckLedger, Place
+from headrace.streams.session_queue import SessionKey, SessionQueues
+
+log = structlog.get_logger(__name__)
+
+
+class Intake:
+    """Takes request and control records. `tasks` owns every task it starts."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        ledger: AckLedger,
+        deliveries: Deliveries,
+        tasks: asyncio.TaskGroup,
+        *,
+        max_open: int,
+    ) -> None:
+        self._parts, self._ledger, self._deliveries = parts, ledger, deliveries
+        self._tasks = tasks
+        self._queues = SessionQueues()
+        self._admission = asyncio.Semaphore(max_open)
+        self._closed = False
+
+    def close(self) -> None:
+        """Drain: take nothing more; what was not taken is not committed either."""
+        self._closed = True
+
+    async def take_request(self, record: Record, now_s: float) -> None:
+        """Take a record of the request topic; waits while the worker is full."""
+        place = Place(record.topic, record.partition)
+        if self._closed or not self._ledger.take(place, record.offset, now_s):
+            return
+        await self._admission.acquire()
+        while self._ledger.is_open(place, record.offset) and not self._parts.ownership.owns(
+            record.partition
+        ):
+            await asyncio.sleep(POLL_INTERVAL_S)  # assigned just now: its token is on the way
+        if self._closed or not self._ledger.is_open(place, record.offset):
+            self._admission.release()  # a rebalance took the partition away meanwhile
+            return
+        if record.value is None:
+            self._take_tombstone(record, place)
+        else:
+            await self._take(record, place)
+
+    async def _take(self, record: Record, place: Place) -> None:
+        decoded = decode_request(record)
+        session = (decoded.tenant, decoded.session_id)
+        turn = self._queues.enqueue(session)
+        delivery = Delivery(self._parts, decoded, turn)
+        await delivery.claimant.ask()
+        if not self._ledger.is_open(place, record.offset):
+            self._queues.leave(session, turn)
+            self._admission.release()
+            return
+        task = self._tasks.create_task(
+            self._deliver(delivery, place, session, turn), name=f"deliver {decoded.request_id}"
+        )
+        self._deliveries.add(delivery, task)
+
+    async def _deliver(
+        self, delivery: Delivery, place: Place, session: SessionKey, turn: asyncio.Event
+    ) -> None:
+        try:
+            outcome = await delivery.run()
+            if outcome is Outcome.DUPLICATE:
+                self._parts.metrics.duplicates.inc()
+            if outcome is not Outcome.NOT_OURS:
+                self._ledger.finish(place, delivery.decoded.record.offset)
+        finally:
+            self._deliveries.remove(delivery)
+            self._queues.leave(session, turn)
+            self._admission.release()
+
+    def _take_tombstone(self, record: Record, place: Place) -> None:
+        session_id = _text(record.key)
+        if session_id is None:
+            self._parts.metrics.ignored.labels(record.topic).inc()
+            self._ledger.finish(place, record.offset)
+            self._admission.release()
+            return
+        tenant = header_text(record.headers, "headrace-tenant") or DEFAULT_TENANT
+        session = (tenant, session_id)
+        turn = self._queues.enqueue(session)
+        self._tasks.create_task(
+            self._delete_in_turn(record, place, session, turn), name=f"delete {session_id}"
+        )
+
+    async def _delete_in_turn(
+        self, record: Record, place: Place, session: SessionKey, turn: asyncio.Event
+    ) -> None:
+        try:
+            await turn.wait()
+            await self._delete(*session, place, record.offset)
+            self._ledger.finish(place, record.offset)
+        finally:
+            self._queues.leave(session, turn)
+            self._admission.release()
+
+    async def _delete(self, tenant: str, session_id: str, place: Place, offset: int) -> None:
+        while self._ledger.is_open(place, offset):
+            try:
+                await self._parts.sessions.delete(tenant, session_id)
+            except UnavailableError:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                await self._parts.scripts.available.wait()
+                continue
+            return
+
+    def take_control(self, record: Record, now_s: float) -> None:
+        """Take a record of the control topic; what it asks for here is done at once."""
+        place = Place(record.topic, record.partition)
+        if self._closed or not self._ledger.take(place, record.offset, now_s):
+            return
+        try:
+            control = decode_control(record.value or b"")
+        except RequestError as problem:
+            log.warning("control record ignored", problem=str(problem), offset=record.offset)
+            self._parts.metrics.ignored.labels(record.topic).inc()
+            self._ledger.finish(place, record.offset)
+            return
+        if isinstance(control, Cancel):
+            self._deliveries.cancel(
+                tenant=control.tenant,
+                request_id=control.request_id,
+                session_id=control.session_id,
+            )
+            work = self._cancel(control, place, record.offset)
+        else:
+            work = self._delete_now(control.tenant, control.session_id, place, record.offset)
+        self._tasks.create_task(work, name=f"control {record.partition}-{record.offset}")
+
+    async def _cancel(self, control: Cancel, place: Place, offset: int) -> None:
+        """Into the journal: the owner may be another worker, now or after a crash."""
+        while self._ledger.is_open(place, offset):
+            try:
+                await self._parts.journal.cancel(
+                    tenant=control.tenant,
+                    request_id=control.request_id,
+                    session_id=control.session_id,
+                )
+            except UnavailableError:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                await self._parts.scripts.available.wait()
+                continue
+            self._ledger.finish(place, offset)
+            return
+
+    async def _delete_now(self, tenant: str, session_id: str, place: Place, offset: int) -> None:
+        await self._delete(tenant, session_id, place, offset)
+        self._ledger.finish(place, offset)
+
+
+def _text(key: bytes | None) -> str | None:
+    if not key:
+        return None
+    try:
+        return key.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,163 @@
+"""The Faust app and the three things that Faust does not do: read_committed, lease, watermark commits.
+
+Everything that leans on Faust's or aiokafka's private names stands in this file; each has a test that
+fails when an upgrade changes it. Source: docs/decisions/001-faust.md.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import faust
+import mode
+from aiokafka import AIOKafkaConsumer, OffsetAndMetadata, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+
+from headrace.schemas.settings import Settings
+from headrace.streams.ledger import Place
+from headrace.streams.ownership import Lease
+
+HEARTBEAT_INTERVAL_S = 0.3
+"""How soon a worker learns that the group changes: most of the pause that a reader sees at a hand-over."""
+
+REQUEST_TIMEOUT_S = 90.0
+"""Must exceed the rebalance timeout: JoinGroup may be answered that late."""
+
+logger = logging.getLogger(__name__)
+
+
+class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
+    """Faust's consumer thread with our consumer in it."""
+
+    def _create_worker_consumer(self, transport: Any) -> AIOKafkaConsumer:
+        app: PipelineApp = self.app
+        self._assignor = app.assignor
+        consumer = AIOKafkaConsumer(
+            **app.settings.kafka_options(),
+            client_id="headrace-worker",
+            group_id=app.conf.id,
+            partition_assignment_strategy=[app.assignor],
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            max_poll_records=app.conf.broker_max_poll_records,
+            max_poll_interval_ms=int(app.conf.broker_max_poll_interval * 1000),
+            max_partition_fetch_bytes=app.conf.consumer_max_fetch_size,
+            request_timeout_ms=int(REQUEST_TIMEOUT_S * 1000),
+            session_timeout_ms=int(app.settings.session_timeout_s * 1000),
+            rebalance_timeout_ms=int(app.conf.broker_rebalance_timeout * 1000),
+            heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
+        )
+        return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        _watch_heartbeats(self._consumer, self.app.lease)
+
+    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
+        """Commit in the consumer's own thread; False: the group refused, or Kafka is away."""
+        done: bool = await self.call_thread(self._commit_watermarks, offsets)
+        return done
+
+    async def _commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
+        assigned = self._consumer.assignment()
+        due = {
+            TopicPartition(*place): OffsetAndMetadata(offset, "")
+            for place, offset in offsets.items()
+            if TopicPartition(*place) in assigned
+        }
+        if len(due) < len(offsets):
+            return False
+        try:
+            await self._consumer.commit(due)
+        except (KafkaError, IllegalStateError) as problem:
+            logger.info("commit refused, it is tried again: %r", problem)
+            return False
+        return True
+
+    async def end_offsets(self, places: list[Place]) -> dict[Place, int]:
+        """The end of each partition now. Raises: KafkaError."""
+        found: dict[Place, int] = await self.call_thread(self._end_offsets, places)
+        return found
+
+    async def _end_offsets(self, places: list[Place]) -> dict[Place, int]:
+        found = await self._consumer.end_offsets([TopicPartition(*place) for place in places])
+        return {Place(tp.topic, tp.partition): offset for tp, offset in found.items()}
+
+    async def leave(self) -> None:
+        """Close the consumer, which tells the group at once that its partitions are free."""
+        await self.call_thread(self._consumer.stop)
+
+
+def _watch_heartbeats(consumer: Any, lease: Lease) -> None:
+    """lease: note each heartbeat that the group answered."""
+    coordinator = consumer._coordinator
+    send = coordinator._do_heartbeat
+
+    async def noted() -> bool:
+        sent_s = time.monotonic()
+        answered: bool = await send()
+        if answered:
+            lease.heartbeat_answered(sent_s)
+        elif coordinator.generation <= 0:
+            lease.lost()
+        return answered
+
+    coordinator._do_heartbeat = noted
+
+
+class _Consumer(Consumer):  # type: ignore[misc]
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+
+class _Transport(Transport):  # type: ignore[misc]
+    Consumer = _Consumer
+
+
+class PipelineApp(faust.App):  # type: ignore[misc]
+    """A Faust app whose offsets are committed by us, never by Faust."""
+
+    settings: Settings
+    lease: Lease
+
+    async def on_first_start(self) -> None:
+        """Nothing: Faust would make a folder for tables, and there are none."""
+
+    def _new_transport(self) -> _Transport:
+        return _Transport(self.conf.broker_consumer, self)
+
+    @property
+    def consumer_thread(self) -> _ConsumerThread:
+        return self.consumer._thread
+
+
+def build_app(settings: Settings, lease: Lease) -> PipelineApp:
+    """The Faust app with the defaults that would lose or stall requests changed (faust.md §3)."""
+    server = settings.kafka.split(",")[0].strip()
+    app = PipelineApp(
+        settings.group,
+        broker=f"kafka://{server}",
+        store="memory://",
+        web_enabled=False,
+        autodiscover=False,
+        topic_disable_leader=True,  # no internal topic, nothing of it is used
+        topic_allow_declare=False,  # `headrace topics create` makes topics
+        stream_wait_empty=False,  # a rebalance must not wait for whole generations
+        stream_buffer_maxsize=64,  # prefetched prompts in memory
+        broker_max_poll_records=64,
+        broker_max_poll_interval=604_800.0,  # idle is not dead: liveness is ours (healthz)
+        broker_session_timeout=settings.session_timeout_s,
+        broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
+        broker_rebalance_timeout=60.0,
+        broker_request_timeout=REQUEST_TIMEOUT_S,
+        consumer_max_fetch_size=8 * 1024 * 1024,
+        stream_processing_timeout=86_400.0,  # a full engine stops reading: not an error
+        broker_commit_livelock_soft_timeout=86_400.0,
+        agent_supervisor=mode.CrashingSupervisor,
+        worker_redirect_stdouts=False,
+    )
+    app.settings, app.lease = settings, lease
+    return app

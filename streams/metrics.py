@@ -1,0 +1,90 @@
+"""The worker's Prometheus metrics (contract §9). Label values come from closed sets only."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.schemas.metrics import (
+    BATCH_SIZE_BUCKETS,
+    INTER_TOKEN_BUCKETS_S,
+    LATENCY_BUCKETS_S,
+    PREFIX,
+)
+
+
+class WorkerMetrics:
+    """All metrics of one worker process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, text, registry=registry, buckets=buckets)
+
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.success = counter("request_success", "Requests completed", ("finished_reason",))
+        self.failure = counter("request_failure", "Requests failed", ("code",))
+        self.duplicates = counter("request_duplicates", "Records with a request id seen before")
+        self.ignored = counter("records_ignored", "Records that ask for nothing", ("topic",))
+        self.dead_letters = counter("dead_letters", "Records sent to the dead-letter topic")
+        self.resumed = counter("resumed", "Generations gone on with after another owner")
+        self.fenced = counter("fenced", "Writes refused because a newer owner stands there")
+        self.sessions_unstored = counter(
+            "sessions_unstored", "Turns whose conversation could not be stored", ("reason",)
+        )
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "From the record's timestamp", LATENCY_BUCKETS_S
+        )
+        self.queue_time = histogram(
+            "request_queue_time_seconds",
+            "From the record's timestamp to prefill",
+            LATENCY_BUCKETS_S,
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Between tokens of a stream", INTER_TOKEN_BUCKETS_S
+        )
+        self.e2e_latency = histogram(
+            "e2e_request_latency_seconds",
+            "From the record's timestamp to the end",
+            LATENCY_BUCKETS_S,
+        )
+        self.batch_size = histogram(
+            "batch_size", "Rows that a step gave tokens", BATCH_SIZE_BUCKETS
+        )
+
+    def watch_engine(
+        self,
+        *,
+        running: Callable[[], float],
+        waiting: Callable[[], float],
+        kv_usage: Callable[[], float],
+    ) -> None:
+        """Gauges that ask the engine when they are scraped."""
+        for name, text, ask in (
+            ("num_requests_running", "Rows in the engine's batch", running),
+            ("num_requests_waiting", "Requests waiting for the engine", waiting),
+            ("kv_cache_usage_perc", "Part of the KV pool in use, 0 to 1", kv_usage),
+        ):
+            Gauge(PREFIX + name, text, registry=self.registry).set_function(ask)
+
+    def watch_oldest(self, ask: Callable[[], dict[int, float]]) -> None:
+        """`headrace_oldest_unfinished_seconds{partition}`: ages in seconds, asked when scraped."""
+        self.registry.register(_OldestUnfinished(ask))
+
+
+class _OldestUnfinished(Collector):
+    def __init__(self, ask: Callable[[], dict[int, float]]) -> None:
+        self._ask = ask
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Age of the oldest unfinished record of an owned partition"
+        gauge = GaugeMetricFamily(PREFIX + "oldest_unfinished_seconds", text, labels=["partition"])
+        for partition, age_s in self._ask().items():
+            gauge.add_metric([str(partition)], age_s)
+        yield gauge

@@ -1,0 +1,120 @@
+"""Bounded calls of the Lua scripts: one pipeline a round trip, every failure an UnavailableError."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+
+from headrace.schemas.errors import UnavailableError
+from headrace.schemas.keys import Keys
+
+CALL_TIMEOUT_S = 0.5
+"""What a slow or absent Redis may cost a request, once (contract: a miss, then)."""
+
+REACH_TIMEOUT_S = 10.0
+
+_PROBE_INTERVAL_S = 0.1
+
+
+class Call(NamedTuple):
+    """One script call of a pipeline."""
+
+    script: str
+    keys: Sequence[str]
+    args: Sequence[bytes | str | int]
+
+
+class Scripts:
+    """Runs scripts and remembers whether Redis answers."""
+
+    def __init__(self, client: "Redis", keys: Keys) -> None:
+        self._client, self._probe_key = client, keys.probe
+        self._hashes: dict[str, str] = {}
+        self.available = asyncio.Event()
+        self.available.set()
+
+    async def run(self, calls: Sequence[Call]) -> list[Any]:
+        """The answers in order; a call that Redis refused answers with its RedisError.
+
+        Raises: UnavailableError when there is no answer within CALL_TIMEOUT_S; whether the calls were
+        carried out is unknown then, so every script may be repeated.
+        Cancel: the connection is dropped, so that nobody reads this call's answer.
+        """
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                answers = await self._pipeline(calls)
+                if any(isinstance(answer, NoScriptError) for answer in answers):
+                    await self._load(calls)
+                    answers = await self._pipeline(calls)
+        except (RedisError, OSError, TimeoutError) as problem:
+            self.available.clear()
+            raise UnavailableError("Redis", CALL_TIMEOUT_S) from problem
+        return answers
+
+    async def run_one(self, call: Call) -> Any:
+        """Like `run`; a refusal (out of memory, loading, read-only) is an UnavailableError too."""
+        (answer,) = await self.run([call])
+        if isinstance(answer, RedisError):
+            self.available.clear()
+            raise UnavailableError(f"Redis ({answer})", CALL_TIMEOUT_S) from answer
+        return answer
+
+    async def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
+        async with self._client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.evalsha(self._hash(call.script), len(call.keys), *call.keys, *call.args)
+            answers: list[Any] = await pipe.execute(raise_on_error=False)
+        return answers
+
+    async def _load(self, calls: Sequence[Call]) -> None:
+        for script in {call.script for call in calls}:
+            await self._client.script_load(script)
+
+    def _hash(self, script: str) -> str:
+        found = self._hashes.get(script)
+        if found is None:
+            found = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+            self._hashes[script] = found
+        return found
+
+    async def reach(self) -> None:
+        """At start: Redis must answer within REACH_TIMEOUT_S. Raises: UnavailableError."""
+        try:
+            async with asyncio.timeout(REACH_TIMEOUT_S):
+                while not await self._answers():
+                    await asyncio.sleep(_PROBE_INTERVAL_S)
+        except TimeoutError as problem:
+            raise UnavailableError("Redis", REACH_TIMEOUT_S) from problem
+
+    async def watch(self) -> None:
+        """While Redis is away, ask until it is back. Cancel: safe; runs for ever otherwise."""
+        while True:
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+            if not self.available.is_set() and await self._answers():
+                self.available.set()
+
+    async def _answers(self) -> bool:
+        """Whether a write is accepted: a full or read-only Redis answers PING, and is of no use."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._client.set(self._probe_key, b"1", px=1000)
+        except (RedisError, OSError, TimeoutError):
+            return False
+        return True
+
+
+def connect(url: str) -> "Redis":
+    """A client whose every wait is bounded; one immediate retry replaces a connection gone stale."""
+    return Redis.from_url(
+        url,
+        socket_timeout=CALL_TIMEOUT_S,
+        socket_connect_timeout=CALL_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        client_name="headrace-worker",
+    )

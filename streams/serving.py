@@ -1,0 +1,311 @@
+"""A worker's parts, wired: start, health, drain. What they do stands in their own files."""
+
+import asyncio
+import os
+import socket
+import time
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from headrace.models.conversation import ConversationEncoder
+from headrace.models.engine import TransformersEngine
+from headrace.models.loading import LoadedModel
+from headrace.models.request import EngineOutput
+from headrace.schemas.errors import HeadraceError, SettingsError, UnavailableError
+from headrace.schemas.settings import Settings
+from headrace.streams.agents import connect_agents
+from headrace.streams.claiming import POLL_INTERVAL_S
+from headrace.streams.deliveries import Deliveries
+from headrace.streams.delivery import Parts
+from headrace.streams.flusher import CANCEL_POLL_INTERVAL_S, Flusher
+from headrace.streams.generation import Generation, Standing
+from headrace.streams.group import GroupMember
+from headrace.streams.intake import Intake
+from headrace.streams.journal import Journal
+from headrace.streams.kafka import build_app
+from headrace.streams.ledger import AckLedger
+from headrace.streams.metrics import WorkerMetrics
+from headrace.streams.ownership import Lease, Ownership
+from headrace.streams.preparation import ServedModel
+from headrace.streams.publisher import Publisher
+from headrace.streams.redis_scripts import Scripts, connect
+from headrace.streams.session_store import SessionStore
+
+STALL_LIMIT_S = 60.0
+"""An engine with work that ends no step for this long is not alive; no step takes that long."""
+
+LEAVE_TIMEOUT_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerFailedError(HeadraceError):
+    """Something that no single request caused: the process ends and is replaced."""
+
+    def __init__(self, what: str, cause: BaseException | None = None) -> None:
+        super().__init__(what, cause)
+        self.what, self.cause = what, cause
+
+    def __str__(self) -> str:
+        return self.what if self.cause is None else f"{self.what}: {self.cause!r}"
+
+
+class Serving:
+    """Everything between the consumer group and the engine, for one loaded model.
+
+    `tasks` owns every task; a failure of one ends them all.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        loaded: LoadedModel,
+        metrics: WorkerMetrics,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._settings, self._tasks, self._metrics = settings, tasks, metrics
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._deliveries = Deliveries()
+        self._ledger, self._ownership = AckLedger(), Ownership()
+        self._lease = Lease(settings.session_timeout_s)
+        self._redis = connect(settings.redis)
+        self._scripts = Scripts(self._redis, settings.keys)
+        self._journal = Journal(self._scripts, settings.keys, ttl_s=settings.journal_ttl_s)
+        self._publisher = Publisher(
+            settings,
+            worker_name=f"{socket.gethostname()}:{os.getpid()}",
+            on_acknowledged=self._deliveries.on_acknowledged,
+            on_failure=lambda cause: self._fail("a send to Kafka failed", cause),
+        )
+        self._flusher = Flusher(
+            self._journal,
+            self._scripts,
+            self._publisher,
+            self._ownership,
+            self._lease,
+            on_cancel=self._deliveries.on_cancel,
+            on_fenced=self._deliveries.on_fenced,
+        )
+        self._engine = TransformersEngine(
+            loaded,
+            max_batch_size=settings.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens,
+            batch_window_ms=settings.batch_window_ms,
+            kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
+            on_outputs=self._on_outputs,
+            on_death=self._on_engine_death,
+        )
+        parts = Parts(
+            engine=self._engine,
+            model=served_model(settings, loaded),
+            journal=self._journal,
+            scripts=self._scripts,
+            sessions=SessionStore(self._scripts, settings.keys, ttl_s=settings.session_ttl_s),
+            flusher=self._flusher,
+            publisher=self._publisher,
+            ownership=self._ownership,
+            lease=self._lease,
+            metrics=metrics,
+        )
+        self._intake = Intake(
+            parts,
+            self._ledger,
+            self._deliveries,
+            tasks,
+            max_open=max(64, 4 * settings.max_batch_size),
+        )
+        self._app = build_app(settings, self._lease)
+        connect_agents(self._app, settings.topics, self._intake)
+        self._member = GroupMember(
+            self._app,
+            settings.topics,
+            self._journal,
+            self._ledger,
+            self._deliveries,
+            self._ownership,
+            self._lease,
+        )
+        self._app.on_partitions_assigned.connect(self._member.on_assigned)
+        self._app.on_partitions_revoked.connect(self._member.on_revoked)
+        self._background: list[asyncio.Task[None]] = []
+        self._watch_metrics()
+
+    # start
+
+    async def start(self) -> None:
+        """Reach Redis and Kafka, then join the group: the model is loaded already.
+
+        Raises: UnavailableError, SettingsError (topics), WorkerFailedError.
+        """
+        await self._scripts.reach()
+        await self._publisher.start()
+        await self._check_topics()
+        self._engine.start()
+        for work in (
+            self._flusher.run(),
+            self._scripts.watch(),
+            self._member.commit_for_ever(),
+            self._watch_cancels(),
+        ):
+            self._background.append(self._tasks.create_task(work))
+        self._app.in_worker = True
+        await self._app.start()
+        self._background.append(self._tasks.create_task(self._watch_app()))
+
+    async def _check_topics(self) -> None:
+        topics = self._settings.topics
+        counts = {
+            name: await self._publisher.num_partitions(name) for name in topics.co_partitioned
+        }
+        missing = [name for name, count in counts.items() if not count]
+        if missing:
+            text = f"no topic {', '.join(missing)}: run `headrace topics create`"
+            raise SettingsError(text)
+        if len(set(counts.values())) > 1:
+            text = f"partition counts differ, a session would have no fixed place: {counts}"
+            raise SettingsError(text)
+
+    async def failed(self) -> None:
+        """Wait until something fails that no single request caused; raises it."""
+        await self._failed
+
+    def _fail(self, what: str, cause: BaseException | None = None) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(WorkerFailedError(what, cause))
+
+    async def _watch_app(self) -> None:
+        await self._app.wait_until_stopped()
+        self._fail("the consumer stopped", self._app.crash_reason)
+
+    # what the engine's thread and the journal report
+
+    def _on_outputs(self, outputs: list[EngineOutput]) -> None:
+        self._loop.call_soon_threadsafe(self._take_outputs, outputs)
+
+    def _take_outputs(self, outputs: list[EngineOutput]) -> None:
+        self._metrics.batch_size.observe(len(outputs))
+        self._deliveries.on_outputs(outputs)
+
+    def _on_engine_death(self, cause: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, "the engine died", cause)
+
+    async def _watch_cancels(self) -> None:
+        """Generations that wait do not flush, so their journals are asked for a cancel."""
+        while True:
+            await asyncio.sleep(CANCEL_POLL_INTERVAL_S)
+            asked = [g for g in self._generations() if g.ending is None]
+            if not asked or not self._scripts.available.is_set():
+                continue
+            try:
+                answers = await self._journal.cancelled(asked)
+            except UnavailableError:
+                continue
+            for generation, cancelled in zip(asked, answers, strict=True):
+                if cancelled:
+                    self._deliveries.on_cancel(generation)
+
+    def _generations(self) -> list[Generation]:
+        found = (delivery.generation for delivery in self._deliveries)
+        return [g for g in found if g is not None and g.standing is Standing.JOURNALED]
+
+    # health
+
+    def not_alive(self) -> str | None:
+        """What is wrong for good, or None. A busy engine must end steps."""
+        if not self._engine.alive:
+            return "the engine is dead"
+        last_step_s = self._engine.last_step_s
+        if self._engine.num_running and last_step_s is not None:
+            stalled_s = time.monotonic() - last_step_s
+            if stalled_s > STALL_LIMIT_S:
+                return f"no engine step for {stalled_s:.0f} s"
+        return None
+
+    def not_ready(self) -> str | None:
+        """Why no request is taken now, or None."""
+        if not self._member.joined:
+            return "not in the consumer group yet"
+        if not self._scripts.available.is_set():
+            return "Redis does not answer"
+        return self.not_alive()
+
+    def _watch_metrics(self) -> None:
+        self._metrics.watch_engine(
+            running=lambda: self._engine.num_running,
+            waiting=lambda: len(self._deliveries) - self._engine.num_running,
+            kv_usage=lambda: self._engine.kv_usage,
+        )
+        self._metrics.watch_oldest(self._oldest_s)
+
+    def _oldest_s(self) -> dict[int, float]:
+        now_s = time.monotonic()
+        topic = self._settings.topics.requests
+        return {
+            place.partition: now_s - taken_s
+            for place, taken_s in self._ledger.oldest_open().items()
+            if place.topic == topic
+        }
+
+    # drain
+
+    async def drain(self) -> None:
+        """Hand over mid-sentence: stop at the step boundary, journal, publish, commit, leave.
+
+        Bounded by the settings' drain timeout; what is not journaled then is made again elsewhere.
+        """
+        deadline_s = self._loop.time() + self._settings.drain_timeout_s
+        self._intake.close()
+        self._deliveries.drop_waiting()
+        await self._stop_engine()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._flush_everything()
+                await self._member.commit()
+        except TimeoutError:
+            log.warning("drain timed out: the rest is handed over by the journal")
+        self._deliveries.drop_all()
+        await self._leave()
+
+    async def _stop_engine(self) -> None:
+        await asyncio.to_thread(self._engine.stop)
+        await asyncio.sleep(0)  # outputs of the last step were queued on this loop before
+
+    async def _flush_everything(self) -> None:
+        while not self._everything_published() or any(d.is_delivered for d in self._deliveries):
+            await self._flusher.tick()
+            await asyncio.sleep(POLL_INTERVAL_S / 4)
+
+    def _everything_published(self) -> bool:
+        return self._flusher.is_idle and all(
+            delivery.generation is None
+            or delivery.generation.acknowledged == delivery.generation.published
+            for delivery in self._deliveries
+        )
+
+    async def _leave(self) -> None:
+        """Out of the group first, so that the next owner starts at once."""
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                self._app.consumer.stop_flow()
+                await self._app.consumer_thread.leave()
+                await self._publisher.stop()
+                await self._redis.aclose()
+        except (TimeoutError, KafkaError, UnavailableError) as problem:
+            log.warning("could not leave in order", problem=repr(problem))
+        for task in self._background:
+            task.cancel()
+
+
+def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
+    """How requests may call the model: the setting as it is, and a folder's or hub id's last part."""
+    short = settings.model.rstrip("/").rpartition("/")[2]
+    return ServedModel(
+        name=short,
+        aliases=frozenset({settings.model, short}),
+        fingerprint=loaded.fingerprint,
+        window_tokens=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        encoder=ConversationEncoder(loaded.tokenizer),
+    )

@@ -1,0 +1,154 @@
+"""One worker process, from start to exit code: load the model, serve, drain on SIGTERM.
+
+Exit codes: 0 drained, 1 failed.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import structlog
+import torch
+from aiokafka.errors import KafkaError
+
+from headrace.models.loading import LoadedModel, load_model
+from headrace.models.store import resolve_model
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.settings import Settings
+from headrace.streams.health import HealthServer
+from headrace.streams.metrics import WorkerMetrics
+from headrace.streams.serving import Serving, WorkerFailedError
+
+START_TIMEOUT_S = 25.0
+"""Kafka or Redis that does not answer in this time at start: exit 1 and say so."""
+
+EXIT_TIMEOUT_S = 3.0
+"""How long the interpreter may take to end after a drain: client threads must not hold it."""
+
+log = structlog.get_logger(__name__)
+
+
+def run_worker(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Blocking, in the main thread."""
+    code = 1
+    try:
+        code = asyncio.run(Worker(settings).run())
+    except* (HeadraceError, KafkaError, OSError) as problems:
+        for problem in _leaves(problems):
+            log.error("worker failed", problem=str(problem) or repr(problem))
+    threading.Timer(EXIT_TIMEOUT_S, os._exit, args=(code,)).start()
+    return code
+
+
+def _leaves(problem: BaseException) -> list[BaseException]:
+    if isinstance(problem, BaseExceptionGroup):
+        return [leaf for inner in problem.exceptions for leaf in _leaves(inner)]
+    return [problem]
+
+
+class Worker:
+    """The process around one `Serving`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = WorkerMetrics()
+        self._serving: Serving | None = None
+
+    async def run(self) -> int:
+        """Returns 0 after a drain. Raises: what made it fail, in an ExceptionGroup."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        health = HealthServer(
+            self._metrics.registry,
+            port=self._settings.metrics_port,
+            alive=self._not_alive,
+            ready=self._not_ready,
+        )
+        log.info("metrics and health", port=health.port)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(health.serve(), name="health")
+            loaded = await self._load(stop)
+            if loaded is not None:
+                await self._serve(loaded, stop, tasks)
+            health.stop()
+        return 0
+
+    async def _load(self, stop: asyncio.Event) -> LoadedModel | None:
+        """The model, loaded in a thread so that health checks are answered; None: told to stop."""
+        started_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[LoadedModel] = loop.create_future()
+
+        def load() -> None:
+            try:
+                result = _load_model(self._settings)
+            except BaseException as problem:  # handed to the loop, which raises it
+                loop.call_soon_threadsafe(_settle, loaded, None, problem)
+            else:
+                loop.call_soon_threadsafe(_settle, loaded, result, None)
+
+        # a daemon: a download that is under way must not hold back the end of the process
+        threading.Thread(target=load, name="load-model", daemon=True).start()
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((loaded, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not loaded.done():
+                return None
+            model = await loaded
+        finally:
+            stopped.cancel()
+        log.info("model loaded", model=self._settings.model, s=_since(started_s))
+        return model
+
+    async def _serve(
+        self, loaded: LoadedModel, stop: asyncio.Event, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._serving = serving = Serving(self._settings, loaded, self._metrics, tasks)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await serving.start()
+        except TimeoutError as problem:
+            text = f"Kafka at {self._settings.kafka} did not let this worker start in {START_TIMEOUT_S:g} s"
+            raise WorkerFailedError(text) from problem
+        log.info("serving", group=self._settings.group)
+        failed = tasks.create_task(serving.failed(), name="failed")
+        await stop.wait()
+        started_s = time.monotonic()
+        log.info("draining")
+        await serving.drain()
+        failed.cancel()
+        log.info("drained", s=_since(started_s))
+
+    def _not_alive(self) -> str | None:
+        return self._serving.not_alive() if self._serving else None
+
+    def _not_ready(self) -> str | None:
+        return self._serving.not_ready() if self._serving else "the model is loading"
+
+
+def _settle(
+    future: "asyncio.Future[LoadedModel]",
+    result: LoadedModel | None,
+    problem: BaseException | None,
+) -> None:
+    if future.done():
+        return
+    if result is not None:
+        future.set_result(result)
+    elif problem is not None:
+        future.set_exception(problem)
+
+
+def _since(started_s: float) -> float:
+    return round(time.monotonic() - started_s, 2)
+
+
+def _load_model(settings: Settings) -> LoadedModel:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    source: str | Path = resolve_model(settings.model)
+    return load_model(source, dtype=settings.dtype, device=settings.device)

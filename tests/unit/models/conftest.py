@@ -1,0 +1,66 @@
+"""The tiny model, loaded once, as we run it and as transformers runs it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from headrace.models.loading import LoadedModel, load_model
+from headrace.models.text import Detokenizer
+from tests.tiny_model import make_tiny_tokenizer
+from tests.unit.models.engine_run import EngineRun
+
+Generate = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_model_dir: Path) -> LoadedModel:
+    """The tiny model in float32 on the CPU."""
+    return load_model(tiny_model_dir, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def reference_greedy(tiny_model_dir: Path) -> Generate:
+    """The oracle: `model.generate` of transformers, one prompt at a time, greedy."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attn_implementation="sdpa")
+
+    def generate(prompt_ids: list[int], num_tokens: int) -> list[int]:
+        output = model.generate(
+            torch.tensor([prompt_ids]),
+            attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+        )
+        generated: list[int] = output[0, len(prompt_ids) :].tolist()
+        return generated
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """The tiny model's tokenizer."""
+    return make_tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_detokenizer(tiny_tokenizer: Any) -> Detokenizer:
+    """The detokenizer of the tiny model."""
+    return Detokenizer(tiny_tokenizer)
+
+
+@pytest.fixture
+def make_engine(tiny_model: LoadedModel) -> Iterator[Callable[..., EngineRun]]:
+    """Makes engines of the tiny model and stops them at the end of the test."""
+    runs: list[EngineRun] = []
+
+    def make(**options: Any) -> EngineRun:
+        runs.append(EngineRun(tiny_model, **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.engine.stop()

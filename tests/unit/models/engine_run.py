@@ -1,0 +1,93 @@
+"""Drives a real engine in tests: adds requests, collects outputs, and waits without sleeping."""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.models.engine import TransformersEngine
+from headrace.models.loading import LoadedModel
+from headrace.models.request import EngineError, EngineOutput, EngineRequest, FinishReason
+
+WAIT_S = 10.0
+
+
+@dataclass
+class Answer:
+    """All that came for one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: EngineError | None = None
+    num_last: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    def take(self, output: EngineOutput) -> None:
+        assert self.num_last == 0, "an output after the last one"
+        self.token_ids += output.token_ids
+        self.deltas.append(output.text)
+        self.finish_reason, self.error = output.finish_reason, output.error
+        self.num_last += output.is_last
+
+
+class EngineRun:
+    """An engine and what it has given so far. `engine` starts at once unless `started` is False."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        started: bool = True,
+        on_outputs: Callable[[list[EngineOutput]], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.outputs: queue.Queue[list[EngineOutput]] = queue.Queue()
+        self.deaths: queue.Queue[BaseException] = queue.Queue()
+        self.answers: dict[str, Answer] = {}
+        settings: dict[str, Any] = {
+            "max_batch_size": 8,
+            "max_batch_tokens": 64,
+            "batch_window_ms": 0.0,
+            "kv_pool_bytes": 16 << 20,
+        }
+        self.engine = TransformersEngine(
+            loaded,
+            on_outputs=on_outputs or self.outputs.put,
+            on_death=self.deaths.put,
+            **{**settings, **options},
+        )
+        if started:
+            self.engine.start()
+
+    def add(self, *requests: EngineRequest) -> None:
+        """Add requests whose outputs are collected."""
+        for request in requests:
+            self.answers[request.key] = Answer()
+            self.engine.add(request)
+
+    def collect(self) -> list[EngineOutput]:
+        """Wait for the outputs of the next step that has some."""
+        outputs = self.outputs.get(timeout=WAIT_S)
+        for output in outputs:
+            self.answers[output.key].take(output)
+        return outputs
+
+    def finish(self, *keys: str) -> dict[str, Answer]:
+        """Collect until these (or all) requests have ended."""
+        wanted = keys or tuple(self.answers)
+        while any(self.answers[key].num_last == 0 for key in wanted):
+            self.collect()
+        return self.answers
+
+    def run(self, *requests: EngineRequest) -> dict[str, Answer]:
+        """Add the requests and collect until they have ended."""
+        self.add(*requests)
+        return self.finish(*(request.key for request in requests))
+
+    def run_one(self, request: EngineRequest) -> Answer:
+        """Run one request to its end."""
+        return self.run(request)[request.key]
