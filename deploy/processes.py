@@ -14,12 +14,12 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from headrace.models.cache import dying_with_us
 from headrace.schemas.errors import HeadraceError
 
 POLL_INTERVAL_S = 0.05
@@ -31,17 +31,6 @@ LOG_ROTATE_BYTES = 8 * 2**20
 # the port between our choice and the server's bind.
 PORT_RANGE = range(20_000, 32_000)
 PORT_TRIES = 200
-
-# Runs as `python -c`, then becomes the server: PR_SET_PDEATHSIG (1) survives exec. Not a
-# preexec_fn: Python code between fork and exec may deadlock in a process with threads.
-_DIE_WITH_PARENT = """
-import ctypes, os, sys
-if ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
-    raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("parent process is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 # NOTE: the death signal comes when the *thread* that forked ends, so one lasting thread forks all.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-spawner")
@@ -172,8 +161,6 @@ class ServerProcess:
 
 
 def _spawn(args: list[str], log_path: Path) -> subprocess.Popen[bytes]:
-    if sys.platform == "linux":
-        args = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *args]
     with log_path.with_suffix(".lock").open("ab") as lock:
         # The server inherits the locked file and so holds the lock exactly as long as it lives.
         # Kafka's own lock comes too late: a second node has written to the metadata log by then.
@@ -182,7 +169,7 @@ def _spawn(args: list[str], log_path: Path) -> subprocess.Popen[bytes]:
             log_path.replace(log_path.with_suffix(".log.1"))
         with log_path.open("ab") as log:
             return subprocess.Popen(
-                args,
+                dying_with_us(args),
                 cwd=log_path.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

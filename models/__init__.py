@@ -1,0 +1,1 @@
+"""The engine: model, tokens and text on one device. Knows nothing of Kafka."""

@@ -1,15 +1,31 @@
 """The user's cache folder, and running a downloader that fills a part of it.
 
-Owns where the cache lies and how a download's progress is seen. Knows nothing of what is fetched.
+Owns where the cache lies, how a folder in it comes to be whole or not at all, and how a download's
+progress is seen. Knows nothing of what is fetched.
 """
 
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 PROGRESS_INTERVAL_S = 0.5
+
+# Runs as `python -c`, then becomes the server: PR_SET_PDEATHSIG (1) survives exec. Not a
+# preexec_fn: Python code between fork and exec may deadlock in a process with threads.
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+if ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
+    raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("parent process is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def user_cache_dir() -> Path:
@@ -30,6 +46,35 @@ def folder_bytes(folder: Path) -> int:
     return total_bytes
 
 
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` if the block ends without an error.
+
+    The caller holds a lock. What runs that were killed left behind is swept away first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.parent.glob(f".{folder.name}-*"):
+        # Not strictly: where no kernel ends it, a killed run's downloader may still be writing.
+        shutil.rmtree(left_over, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        new = work / "new"
+        new.mkdir()
+        yield new
+        if folder.exists():
+            folder.rename(work / "old")
+        new.rename(folder)
+    finally:
+        shutil.rmtree(work)
+
+
+def dying_with_us(args: Sequence[str]) -> list[str]:
+    """The same command, made to end (SIGKILL) when the thread that starts it ends; Linux only."""
+    if sys.platform != "linux":
+        return list(args)
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *args]
+
+
 def run_downloader(
     command: Sequence[str | Path],
     *,
@@ -46,7 +91,7 @@ def run_downloader(
     with (
         log_path.open("ab") as log,
         subprocess.Popen(
-            [str(word) for word in command],
+            dying_with_us([str(word) for word in command]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

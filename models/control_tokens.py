@@ -3,12 +3,13 @@ message.
 
 A message may hold the text of a control token (`<|im_end|>`): it is then encoded as text. How it is
 done:
-1. `mask` breaks such texts in the messages with an unguessable mark before the template is
+1. `mask` hides such texts in the messages, between unguessable marks, before the template is
    rendered;
 2. in the rendered text all control tokens that are left are the template's own; they are renamed to
    unguessable aliases;
-3. the mark is removed, and a copy of the tokenizer that knows the control tokens by their aliases
-   only encodes the text. So normalisation, prefix spaces and merges are those of the tokenizer
+3. the hidden texts are put back, and a copy of the tokenizer that knows the control tokens by their
+   aliases only encodes the whole.
+So normalisation, prefix spaces and merges are those of the tokenizer
    itself.
 """
 
@@ -37,15 +38,15 @@ class ControlTokens:
     """The control tokens of one tokenizer (one of transformers, backed by `tokenizers`)."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
-        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        self._tokenizer = tokenizer
+        template = str(tokenizer.chat_template or "")
         added = tokenizer.added_tokens_decoder
         self._texts = {
             token_id: token.content
             for token_id, token in added.items()
             if _is_control(token, template)
         }
-        self._nonce, self._mark = secrets.token_hex(8), secrets.token_hex(8)
+        self._nonce, self._mark = secrets.token_hex(8), f"x{secrets.token_hex(8)}x"
         self._pattern = _any_of(list(self._texts.values()))
         self._aliased: _AliasedTokenizer | None = None
 
@@ -72,25 +73,30 @@ class ControlTokens:
         Raises: ControlTokenError if this tokenizer cannot keep the two apart.
         """
         if self._mark not in rendered:
-            return self._backend.encode(rendered, add_special_tokens=False).ids
+            return self._encode_plainly(rendered)
         if self._aliased is None:
-            self._aliased = _AliasedTokenizer(self._backend, self._texts, self._nonce)
+            backend = self._tokenizer.backend_tokenizer
+            self._aliased = _AliasedTokenizer(backend, self._texts, self._nonce)
         with_aliases = self._pattern.sub(lambda match: _alias(self._nonce, match.group()), rendered)
-        return self._aliased.encode(with_aliases.replace(self._mark, ""))
+        return self._aliased.encode(self._reveal(with_aliases))
 
     def _holds_control(self, text: str) -> bool:
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return not self._texts.keys().isdisjoint(ids)
+        return not self._texts.keys().isdisjoint(self._encode_plainly(text))
+
+    def _encode_plainly(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
 
     def _mask_text(self, text: str) -> str:
-        broken, num_broken = self._pattern.subn(lambda match: self._break(match.group()), text)
-        # where only the normalised text is a control token, `encode` still has to see a mark
-        return broken if num_broken else self._break(text)
+        masked, num_masked = self._pattern.subn(lambda match: self._hide(match.group()), text)
+        return masked if num_masked else self._hide(text)  # only its normalised text is a token
 
-    def _break(self, text: str) -> str:
-        """Put the mark inside, where a template that strips the message does not meet it."""
-        middle = len(text) - len(text.lstrip()) + 1
-        return text[:middle] + self._mark + text[middle:]
+    def _hide(self, text: str) -> str:
+        return f"{self._mark}{text.encode().hex()}{self._mark}"
+
+    def _reveal(self, rendered: str) -> str:
+        hidden = re.compile(f"{self._mark}([0-9a-f]*){self._mark}")
+        return hidden.sub(lambda match: bytes.fromhex(match.group(1)).decode(), rendered)
 
 
 class _AliasedTokenizer:
@@ -102,6 +108,8 @@ class _AliasedTokenizer:
             if token["id"] in control_texts:
                 token["content"] = _alias(nonce, token["content"])
         self._backend = Tokenizer.from_str(json.dumps(definition))
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self._control_texts = control_texts
         # NOTE: a renamed token that also stands in the model's vocabulary gets a new id, and
         # those after it may move

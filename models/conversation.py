@@ -60,7 +60,7 @@ class ConversationEncoder:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode raw text to complete; BOS or not is the tokenizer's own default."""
-        ids: list[int] = self._tokenizer(text)["input_ids"]
+        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
         return ids
 
     def extend(
@@ -117,9 +117,9 @@ class ConversationEncoder:
         def fits(num_dropped: int) -> bool:
             return len(self.encode_messages(keep_after(num_dropped))) <= limit_tokens
 
+        # NOTE: the last turn is never dropped, so the search is over 0 ... len(turns) - 1
         max_dropped = max(len(turns) - 1, 0)
-        num_dropped = 0 if fits(0) else bisect.bisect_left(range(max_dropped), True, lo=1, key=fits)
-        kept = keep_after(num_dropped)
+        kept = keep_after(bisect.bisect_left(range(max_dropped), True, key=fits))
         ids = self.encode_messages(kept)
         if len(ids) > limit_tokens:
             raise ContextLengthError(len(ids), limit_tokens)

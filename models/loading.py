@@ -5,6 +5,7 @@ Any decoder-only architecture of transformers with a pluggable attention; others
 not when they run.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import logging as transformers_logging
 
 from headrace.models.attention import (
     ATTENTION_NAME,
@@ -60,19 +62,11 @@ def load_model(name: str | Path, *, dtype: DTypeName = "auto", device: str = "au
     CPU computes it natively, else float32. `device` is "auto", "cpu", "cuda" or "cuda:<n>".
 
     Raises: ModelLoadError if it is not there or broken; UnsupportedModelError if this engine cannot
-        serve it.
+        serve it; ValueError for a device that is not here.
     """
     register_attention()
     target = _device(device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(name))
-        model = AutoModelForCausalLM.from_pretrained(
-            str(name),
-            dtype="auto" if dtype == "auto" else dtype,
-            attn_implementation=ATTENTION_NAME,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelLoadError(str(name), str(error)) from error
+    tokenizer, model = _read(str(name), dtype)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UnsupportedModelError("its tokenizer is not one of the `tokenizers` library")
     if dtype == "auto":
@@ -94,12 +88,30 @@ def load_model(name: str | Path, *, dtype: DTypeName = "auto", device: str = "au
     )
 
 
+def _read(name: str, dtype: DTypeName) -> tuple[Any, Any]:
+    """The tokenizer and the model, on the CPU."""
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
+        )
+    except Exception as error:  # whatever it is, the files are not what transformers can read
+        raise ModelLoadError(name, str(error) or type(error).__name__) from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise ModelLoadError(name, f"{len(missing)} weights are missing, such as {missing[0]}")
+    return tokenizer, model
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:<n>, is {name!r}")
     device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError(name, "no CUDA device is available")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no device {name} here")
     return device
 
 

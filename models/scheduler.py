@@ -64,6 +64,8 @@ class Scheduler(Generic[G]):
                 f"max_batch_size is {max_batch_size}, must be in 1...{max_batch_tokens}"
                 " (max_batch_tokens)"
             )
+        if kv_pool_tokens < 1:
+            raise ValueError("the KV pool has no room for a single token")
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.kv_pool_tokens = kv_pool_tokens

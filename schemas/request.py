@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -90,8 +91,23 @@ class JsonSchemaFormat(WireModel):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
+_SCHEMA_WHERE_NEEDED: dict[str, Any] = {
+    "if": {"properties": {"type": {"const": "json_schema"}}, "required": ["type"]},
+    "then": {"properties": {"json_schema": {"type": "object"}}, "required": ["json_schema"]},
+    "else": {"properties": {"json_schema": {"type": "null"}}},
+}
+_EXACTLY_ONE_INPUT: dict[str, Any] = {
+    "oneOf": [
+        {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+        {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+    ]
+}
+
+
 class ResponseFormat(WireModel):
     """What shape the answer must have."""
+
+    model_config = ConfigDict(json_schema_extra=_SCHEMA_WHERE_NEEDED)
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
@@ -103,14 +119,19 @@ class ResponseFormat(WireModel):
         return self
 
 
+_STOP_STRING = {"type": "string", "minLength": 1, "maxLength": 256}
+_STOP_SCHEMA = {"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": 4}]}
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 MetadataName = Annotated[str, Field(max_length=64)]
 MetadataText = Annotated[str, Field(max_length=512)]
 
 
 class GenerationRequest(WireModel):
     """The body of a request. Absent and null are the same; unknown fields are ignored."""
+
+    model_config = ConfigDict(json_schema_extra=_EXACTLY_ONE_INPUT)
 
     request_id: Identifier | None = None
     session_id: Identifier | None = None
@@ -127,13 +148,15 @@ class GenerationRequest(WireModel):
     min_p: float = Field(0.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1, le=MAX_INT)
     seed: int | None = Field(None, ge=-MAX_INT - 1, le=MAX_INT)
-    stop: list[StopString] = Field(default_factory=list, max_length=4, fail_fast=True)
+    stop: Annotated[list[StopString], WithJsonSchema(_STOP_SCHEMA)] = Field(
+        default_factory=list, max_length=4, fail_fast=True
+    )
     stop_token_ids: list[TokenId] = Field(default_factory=list, fail_fast=True)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: dict[TokenIdName, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default_factory=dict
+    logit_bias: dict[TokenIdName, Bias] = Field(
+        default_factory=dict, json_schema_extra={"additionalProperties": False}
     )
     ignore_eos: bool = False
     response_format: ResponseFormat = ResponseFormat()

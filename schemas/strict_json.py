@@ -37,15 +37,14 @@ def decode_object(data: bytes) -> dict[str, Any]:
     Raises: UndecodableError where there is none; RequestError (`invalid_text`, `invalid_value`)
     with the path of the first lone surrogate or number that is not finite.
     """
+    text, is_too_deep = _cut_at_max_depth(_text(data))
+    if is_too_deep:
+        raise UndecodableError(f"nested deeper than {MAX_DEPTH} levels", _id_in(_names_in(text)))
     try:
-        text, is_too_deep = _cut_at_max_depth(_text(data))
-        if is_too_deep:
-            problem = f"nested deeper than {MAX_DEPTH} levels"
-            raise UndecodableError(problem, readable_id(data))
         value = _parse(text, _unique)
     except _DuplicateNameError:
         problem = "a name stands twice in one object"
-        raise UndecodableError(problem, readable_id(data)) from None
+        raise UndecodableError(problem, _id_in(_names_in(text))) from None
     if not isinstance(value, dict):
         raise UndecodableError(f"a JSON object is needed, not {described(value)}")
     _check_leaves(value, ())
@@ -58,19 +57,14 @@ def readable_names(data: bytes) -> dict[str, Any]:
     The values are unchecked: they may hold lone surrogates and numbers that are not finite.
     """
     try:
-        value = _parse(_cut_at_max_depth(_text(data))[0], _Pairs)
+        return _names_in(_cut_at_max_depth(_text(data))[0])
     except UndecodableError:
         return {}
-    if not isinstance(value, _Pairs):
-        return {}
-    count = Counter(name for name, _ in value)
-    return {name: item for name, item in value if count[name] == 1}
 
 
 def readable_id(data: bytes) -> str | None:
     """The `request_id` of an object that is refused as a whole, if there is one to be read."""
-    found = readable_names(data).get("request_id")
-    return found if isinstance(found, str) and found and is_text(found) else None
+    return _id_in(readable_names(data))
 
 
 def is_text(text: str) -> bool:
@@ -80,6 +74,22 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _names_in(text: str) -> dict[str, Any]:
+    try:
+        value = _parse(text, _Pairs)
+    except UndecodableError:
+        return {}
+    if not isinstance(value, _Pairs):
+        return {}
+    count = Counter(name for name, _ in value)
+    return {name: item for name, item in value if count[name] == 1}
+
+
+def _id_in(names: dict[str, Any]) -> str | None:
+    found = names.get("request_id")
+    return found if isinstance(found, str) and found and is_text(found) else None
 
 
 def _text(data: bytes) -> str:

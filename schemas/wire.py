@@ -69,7 +69,7 @@ def explain(error: ErrorDetails) -> str:
         return str(context["error"])
     if kind not in _TEXTS:
         return error["msg"]
-    text = _TEXTS[kind].format(**context)
+    text = _TEXTS[kind].format(**{name: _short(limit) for name, limit in context.items()})
     is_range = kind.startswith(("greater", "less")) and isinstance(value, int | float)
     return f"{text}, not {described(value)}" if is_range or kind.endswith("_type") else text
 
@@ -85,6 +85,10 @@ def described(value: Any) -> str:
     if isinstance(value, str):
         return "a string"
     return "an array" if isinstance(value, list) else "an object"
+
+
+def _short(limit: Any) -> Any:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def path_text(parts: Iterable[int | str]) -> str | None:

@@ -39,6 +39,8 @@ class GroupMember:
         self._ledger, self._deliveries = ledger, deliveries
         self._ownership, self._lease = ownership, lease
         self.joined = False
+        self.places: set[Place] = set()
+        """The partitions of both topics that the group has given to this process."""
 
     async def on_revoked(self, *_: object, **__: object) -> None:
         """Before every rebalance, for all partitions: most of them stay, so running rows go on."""
@@ -48,6 +50,7 @@ class GroupMember:
         """own: stop what is lost, take a fencing token for what is ours."""
         places = {Place(tp.topic, tp.partition) for tp in assigned}
         partitions = sorted(p.partition for p in places if p.topic == self._topics.requests)
+        self.places = places
         self._ownership.keep_only(partitions)
         for place, offset in self._ledger.keep_only(places):
             self._deliveries.drop(place, offset)

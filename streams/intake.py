@@ -37,6 +37,12 @@ class Intake:
         self._queues = SessionQueues()
         self._admission = asyncio.Semaphore(max_open)
         self._closed = False
+        self._taking = False
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether a record is being taken now, or waits because the worker is full."""
+        return self._taking
 
     def close(self) -> None:
         """Drain: take nothing more; what was not taken is not committed either."""
@@ -44,6 +50,13 @@ class Intake:
 
     async def take_request(self, record: Record, now_s: float) -> None:
         """Take a record of the request topic; waits while the worker is full."""
+        self._taking = True
+        try:
+            await self._take_request(record, now_s)
+        finally:
+            self._taking = False
+
+    async def _take_request(self, record: Record, now_s: float) -> None:
         place = Place(record.topic, record.partition)
         if self._closed or not self._ledger.take(place, record.offset, now_s):
             return
@@ -130,7 +143,7 @@ class Intake:
         if self._closed or not self._ledger.take(place, record.offset, now_s):
             return
         try:
-            control = decode_control(record.value or b"")
+            control = decode_control(record.value or b"", record.headers)
         except RequestError as problem:
             log.warning("control record ignored", problem=str(problem), offset=record.offset)
             self._parts.metrics.ignored.labels(record.topic).inc()

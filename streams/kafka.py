@@ -56,6 +56,26 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         await super().on_start()
         _watch_heartbeats(self._consumer, self.app.lease)
 
+    async def seek_to_committed(self) -> Mapping[TopicPartition, int | None]:
+        """Put every partition back to its committed offset, or to its beginning where there is none.
+
+        Faust calls this after each rebalance and when it has thrown fetched records away. aiokafka's
+        own version does nothing for a partition with no committed offset, or with 0: the records
+        thrown away there would not be read again before the next rebalance.
+        """
+        found: dict[TopicPartition, int | None] = await self.call_thread(self._seek_to_committed)
+        return found
+
+    async def _seek_to_committed(self) -> dict[TopicPartition, int | None]:
+        committed = {tp: await self._consumer.committed(tp) for tp in self._consumer.assignment()}
+        unset = [tp for tp, offset in committed.items() if offset is None]
+        if unset:
+            await self._consumer.seek_to_beginning(*unset)
+        for tp, offset in committed.items():
+            if offset is not None:
+                self._consumer.seek(tp, offset)
+        return committed
+
     async def commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
         """Commit in the consumer's own thread; False: the group refused, or Kafka is away."""
         done: bool = await self.call_thread(self._commit_watermarks, offsets)
@@ -86,8 +106,14 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         found = await self._consumer.end_offsets([TopicPartition(*place) for place in places])
         return {Place(tp.topic, tp.partition): offset for tp, offset in found.items()}
 
+    async def committed(self, place: Place) -> int | None:
+        """What the group has committed for a partition. Raises: KafkaError."""
+        found: int | None = await self.call_thread(self._consumer.committed, TopicPartition(*place))
+        return found
+
     async def leave(self) -> None:
         """Close the consumer, which tells the group at once that its partitions are free."""
+        self.consumer.stop_flow()
         await self.call_thread(self._consumer.stop)
 
 

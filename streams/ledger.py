@@ -60,6 +60,30 @@ class AckLedger:
         lost = [place for place in self._partitions if place not in places]
         return [(place, offset) for place in lost for offset in self._partitions.pop(place).open]
 
+    def idle_from(self, place: Place) -> int | None:
+        """The offset after the last record taken, if all are finished; None: busy, or none taken."""
+        partition = self._partitions.get(place)
+        if partition is None or partition.open or partition.last_taken < 0:
+            return None
+        return partition.last_taken + 1
+
+    def is_busy(self, place: Place) -> bool:
+        partition = self._partitions.get(place)
+        return partition is not None and bool(partition.open)
+
+    def step_over(self, place: Place, start: int, end: int) -> None:
+        """Note that no record stands in [start, end): it was looked for while nothing was open.
+
+        Without effect when a record was taken meanwhile.
+        """
+        partition = self._partitions.setdefault(place, _Partition())
+        if (
+            not partition.open
+            and partition.last_taken < end
+            and (partition.last_taken + 1 in (0, start))
+        ):
+            partition.last_taken = end - 1
+
     def watermarks(self) -> dict[Place, int]:
         """What may be committed now and was not yet: per partition, the next offset to read."""
         due = {}

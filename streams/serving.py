@@ -7,6 +7,7 @@ import time
 
 import structlog
 from aiokafka.errors import KafkaError
+from redis.exceptions import RedisError
 
 from headrace.models.conversation import ConversationEncoder
 from headrace.models.engine import TransformersEngine
@@ -19,6 +20,7 @@ from headrace.streams.claiming import POLL_INTERVAL_S
 from headrace.streams.deliveries import Deliveries
 from headrace.streams.delivery import Parts
 from headrace.streams.flusher import CANCEL_POLL_INTERVAL_S, Flusher
+from headrace.streams.gaps import GapWatcher
 from headrace.streams.generation import Generation, Standing
 from headrace.streams.group import GroupMember
 from headrace.streams.intake import Intake
@@ -127,6 +129,7 @@ class Serving:
             self._ownership,
             self._lease,
         )
+        self._gaps = GapWatcher(settings, self._app, self._ledger, self._intake)
         self._app.on_partitions_assigned.connect(self._member.on_assigned)
         self._app.on_partitions_revoked.connect(self._member.on_revoked)
         self._background: list[asyncio.Task[None]] = []
@@ -148,6 +151,7 @@ class Serving:
             self._scripts.watch(),
             self._member.commit_for_ever(),
             self._watch_cancels(),
+            self._gaps.watch(lambda: self._member.places),
         ):
             self._background.append(self._tasks.create_task(work))
         self._app.in_worker = True
@@ -285,17 +289,20 @@ class Serving:
         )
 
     async def _leave(self) -> None:
-        """Out of the group first, so that the next owner starts at once."""
-        try:
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                self._app.consumer.stop_flow()
-                await self._app.consumer_thread.leave()
-                await self._publisher.stop()
-                await self._redis.aclose()
-        except (TimeoutError, KafkaError, UnavailableError) as problem:
-            log.warning("could not leave in order", problem=repr(problem))
+        """Out of the group first, so that the next owner starts at once; then close the rest."""
         for task in self._background:
             task.cancel()
+        for what, closing in (
+            ("consumer group", self._app.consumer_thread.leave()),
+            ("producer", self._publisher.stop()),
+            ("Redis", self._redis.aclose()),
+            ("Faust", self._app.stop()),
+        ):
+            try:
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await closing
+            except (TimeoutError, KafkaError, RedisError) as problem:
+                log.warning("could not close in order", what=what, problem=repr(problem))
 
 
 def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:

@@ -39,7 +39,9 @@ def run_worker(settings: Settings) -> int:
     except* (HeadraceError, KafkaError, OSError) as problems:
         for problem in _leaves(problems):
             log.error("worker failed", problem=str(problem) or repr(problem))
-    threading.Timer(EXIT_TIMEOUT_S, os._exit, args=(code,)).start()
+    last_resort = threading.Timer(EXIT_TIMEOUT_S, os._exit, args=(code,))
+    last_resort.daemon = True
+    last_resort.start()
     return code
 
 

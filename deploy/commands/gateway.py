@@ -4,22 +4,26 @@ Owns the socket, the signals and the order of start and stop. Knows nothing of r
 """
 
 import asyncio
-import ipaddress
+import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import structlog
 import typer
 import uvicorn
-from headrace.consumers.gateway import build_app
 
+from headrace.consumers.gateway import build_app, check_bind
 from headrace.consumers.response_log import ResponseLog
-from headrace.deploy.commands.options import HTTP, KAFKA, examples, with_settings
+from headrace.consumers.server import build_server
+from headrace.deploy.commands.options import (
+    GATEWAY_FLAGS,
+    examples,
+    with_settings,
+)
 from headrace.producers.request_producer import RequestProducer
-from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings
 
 SOCKET_BACKLOG = 2048
@@ -35,40 +39,28 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
         "headrace gateway --http-port 80 --http-host 0.0.0.0 --api-keys-file keys.json",
     )
 )
-@with_settings(*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
+@with_settings(*GATEWAY_FLAGS)
 def gateway(settings: Settings) -> int:
     """Serve the OpenAI-compatible API, WebSockets and the chat page.
 
-    SIGTERM stops it after the replies under way.
+    SIGTERM stops it; readers of replies under way go on elsewhere.
     """
-    check_exposure(settings)
+    check_bind(settings)
     with _listening(settings.http_host, settings.http_port) as listener:
         asyncio.run(serve(settings, listener))
     return 0
 
 
-def check_exposure(settings: Settings) -> None:
-    """Without API keys everybody who reaches the port is served, so it must be this machine's own.
-
-    Raises: SettingsError.
-    """
-    if settings.api_keys_file is None and not _is_loopback(settings.http_host):
-        raise SettingsError(
-            f"--http-host {settings.http_host} is open to other machines: "
-            "set HEADRACE_API_KEYS_FILE, or listen on 127.0.0.1"
-        )
-
-
 async def serve(settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; replies under way get the drain timeout.
-
-    A second signal ends them at once.
+    """Serve until SIGTERM or SIGINT; a second signal does not wait for open connections.
 
     Raises: UnavailableError when Kafka does not answer at the start.
     """
     stop = asyncio.Event()
     log, requests = ResponseLog(settings), RequestProducer(settings, source="headrace/gateway")
-    server = _server(settings, build_app(settings, log, requests))
+    app = build_app(settings, log, _Sink(requests))
+    config = build_server(app, settings, access_log=settings.log_level == "debug").config
+    server = _Server(config)
 
     def on_signal() -> None:
         server.force_exit = stop.is_set()
@@ -98,14 +90,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(settings: Settings, asgi_app: Any) -> _Server:
-    config = uvicorn.Config(
-        asgi_app,
-        log_config=None,
-        access_log=settings.log_level == "debug",
-        timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
-    )
-    return _Server(config)
+class _Sink:
+    """The producer as the gateway sees it: a record's place in the log does not matter to it."""
+
+    def __init__(self, producer: RequestProducer) -> None:
+        self._producer = producer
+
+    async def submit(
+        self,
+        body: dict[str, Any],
+        *,
+        tenant: str,
+        session_id: str,
+        trace: Sequence[tuple[str, bytes]],
+    ) -> None:
+        """As `RequestProducer.submit`."""
+        await self._producer.submit(body, tenant=tenant, session_id=session_id, trace=trace)
+
+    async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> None:
+        """As `RequestProducer.cancel`."""
+        await self._producer.cancel(request_id, session_id=session_id, tenant=tenant)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -124,16 +128,10 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=SOCKET_BACKLOG)
     except OSError as problem:
-        raise OSError(f"cannot listen on {host}:{port}: {problem.strerror}") from problem
+        reason = os.strerror(problem.errno) if problem.errno else str(problem)
+        raise OSError(f"cannot listen on {host}:{port}: {reason}") from problem

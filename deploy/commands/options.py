@@ -38,6 +38,11 @@ WORKER = (
 )
 HTTP = ("http_host", "http_port", "api_keys_file")
 
+WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
+GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
+UP_FLAGS = tuple(name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name != "metrics_port")
+"""`up` chooses a metrics port for each worker."""
+
 _TEXTS = {
     "dtype": "number format of the weights",
     "device": "auto, cpu or cuda[:n]",

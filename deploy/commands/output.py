@@ -4,11 +4,15 @@ Owns nothing but the wording. Which events are new is decided by `ReplyReader`.
 """
 
 import json
+import re
 import sys
 from typing import Any
 
 from headrace.deploy.console import note
 from headrace.schemas.reply import event_text
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""A model's text must not move a terminal's cursor or change its title; a file gets it as it is."""
 
 
 def write(text: str) -> None:
@@ -34,6 +38,8 @@ class ReplyText:
             self.end_line()
             note("(the state of this answer was lost: here it is again from its beginning)")
         text = event_text(event)
+        if sys.stdout.isatty():
+            text = _CONTROLS.sub("", text)
         if text:
             write(text)
             self._mid_line = not text.endswith("\n")

@@ -2,7 +2,7 @@
 
 import typer
 
-from headrace.deploy.commands.options import ENGINE, KAFKA, WORKER, examples, with_settings
+from headrace.deploy.commands.options import WORKER_FLAGS, examples, with_settings
 from headrace.schemas.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
         "headrace worker --kafka broker:9092 --redis redis://store:6379/0 --metrics-port 9100",
     )
 )
-@with_settings(*KAFKA, *WORKER, *ENGINE)
+@with_settings(*WORKER_FLAGS)
 def worker(settings: Settings) -> int:
     """Run one worker: one model on one device. SIGTERM drains it: what runs is handed over."""
     from headrace.streams.worker import run_worker  # loads torch

@@ -1,4 +1,4 @@
-"""`headrace send`, `tail`, `cancel` and `sessions delete` against a scripted worker on a real broker."""
+"""`send`, `tail`, `cancel`, `sessions` and `topics` with a scripted worker on a real broker."""
 
 import asyncio
 import json
@@ -88,7 +88,11 @@ class ScriptedWorker:
                 events = self.script(request)
             for event in events:
                 await producer.send_and_wait(
-                    self.settings.topics.responses, event.value, found.key, found.partition
+                    self.settings.topics.responses,
+                    event.value,
+                    found.key,
+                    found.partition,
+                    headers=[item for item in found.headers if item[0] == "headrace-tenant"],
                 )
             self.heard.set()
 
@@ -176,7 +180,7 @@ async def test_send_hands_its_options_on(settings: Settings) -> None:
     flags = "--session s1 --max-tokens 7 --temperature 0 --seed -3 --top-p 0.5 --stop END"
     flags += " --system Short. --context replace --no-stream --tenant acme"
     async with working(settings, says_hello) as worker:
-        await run(settings, "send", "-", *flags.split(), "--timeout", "3", stdin=b"from stdin\n")
+        await run(settings, "send", "-", *flags.split(), stdin=b"from stdin\n")
     (found,) = worker.requests
     request = found.request
     assert request is not None

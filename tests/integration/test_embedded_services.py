@@ -142,6 +142,7 @@ def test_valkey_keeps_its_data_only_when_asked(tmp_path: Path, persist: bool) ->
         valkey.stop()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel can do it")
 def test_servers_end_with_their_parent_even_by_sigkill(tmp_path: Path) -> None:
     """kill -9 of the process that started a server leaves no server behind."""
     command = [sys.executable, "-c", PARENT, str(tmp_path / "valkey")]

@@ -1,7 +1,6 @@
 """The request producer on a real broker: what stands in the log, and what happens without one."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,6 +1,7 @@
 """For any tokens and stop strings: the joined deltas are the tokenizer's decoding, up to a stop."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,12 +69,10 @@ def test_a_resumed_stream_goes_on_where_it_was(ids: list[int], split: int, stop:
 def test_stop_strings_do_not_depend_on_the_cuts(
     text: str, stop: list[str], cuts: list[int]
 ) -> None:
-    """The text up to the stop string that is complete first, the longer of two; held back before."""
+    """The text ends before the stop string that is complete first (of two, before the longer)."""
     matcher = StopMatcher(stop)
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    shown = "".join(
-        matcher.push(text[start:end]) for start, end in zip(borders, borders[1:], strict=False)
-    )
+    shown = "".join(matcher.push(text[start:end]) for start, end in pairwise(borders))
     ends = [(end, -len(one)) for one in stop for end in _ends(text, one)]
     if not ends:
         assert (shown + matcher.finish(), matcher.stopped) == (text, False)

@@ -117,7 +117,7 @@ class ScriptedSink(RecordingSink):
         self.silent = False
         self._events = events
         self._tasks: asyncio.TaskGroup = asyncio.TaskGroup()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> "ScriptedSink":
         await self._tasks.__aenter__()
@@ -130,9 +130,9 @@ class ScriptedSink(RecordingSink):
 
     async def submit(self, body: dict[str, Any], **others: Any) -> None:
         await super().submit(body, **others)
-        request_id = body["request_id"]
-        if not self.silent and request_id not in self._running:
-            self._running[request_id] = self._tasks.create_task(
+        name = (others["tenant"], body["request_id"])
+        if not self.silent and name not in self._running:
+            self._running[name] = self._tasks.create_task(
                 self._answer(body, others["session_id"], others["tenant"])
             )
 

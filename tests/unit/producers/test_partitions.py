@@ -27,6 +27,6 @@ def test_partition_equals_the_java_clients(key: bytes, java_hash: int, num_parti
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("num_partitions", [1, 7, 12, 48])
 def test_partition_equals_our_producers(key: bytes, num_partitions: int) -> None:
-    """aiokafka's default partitioner, which the request producer uses, agrees with `partition_of`."""
+    """aiokafka's default partitioner, which our producers use, agrees with `partition_of`."""
     partitions = list(range(num_partitions))
     assert partition_of(key, num_partitions) == DefaultPartitioner()(key, partitions, partitions)

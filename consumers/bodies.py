@@ -1,0 +1,35 @@
+"""Reading what HTTP clients send: JSON objects of a bounded size, and their trace context."""
+
+from typing import Any
+
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+
+from headrace.consumers.errors_http import HttpError
+from headrace.schemas.headers import trace_headers
+from headrace.schemas.strict_json import decode_object
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object. Raises: HttpError 413; RequestError where it is none."""
+    too_large = HttpError(413, f"the body may have {max_bytes} bytes at most")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                raise too_large
+    except ClientDisconnect as problem:
+        raise HttpError(400, "the client left while it sent the body") from problem
+    return decode_object(bytes(body))
+
+
+def trace_of(connection: HTTPConnection) -> list[tuple[str, bytes]]:
+    """W3C trace context, to be handed on with the request."""
+    return trace_headers([(name, value) for name, value in _raw(connection)])
+
+
+def _raw(connection: HTTPConnection) -> list[tuple[str, bytes]]:
+    return [(name.decode("latin-1").lower(), value) for name, value in connection.headers.raw]

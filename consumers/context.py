@@ -1,0 +1,64 @@
+"""What every way into the gateway shares: settings, log, sink, keys, bounds, metrics."""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from headrace.consumers.auth import ApiKeys, bearer, check_origin
+from headrace.consumers.gateway_metrics import GatewayMetrics
+from headrace.consumers.request_sink import RequestSink
+from headrace.consumers.response_log import ResponseLog
+from headrace.schemas.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long the gateway waits, and how much it holds. Tests shorten them."""
+
+    heartbeat_s: float = 15.0
+    """Half of the shortest idle timeout that proxies are known to have (30 s)."""
+
+    no_progress_s: float = 120.0
+    """Without an event for this long an HTTP call ends: twice what a full queue takes in
+    practice.
+    """
+
+    send_s: float = 10.0
+    """For a client to take what was sent; then it is a slow reader."""
+
+    sink_s: float = 15.0
+    """For Kafka to take a request: longer than a leader election."""
+
+    max_open: int = 1_000
+    """Generations that one gateway follows for HTTP calls at once; more are `rate_limited`."""
+
+    max_feeds: int = 100
+    """Subscriptions and generations of one socket at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts of one gateway process."""
+
+    settings: Settings
+    log: ResponseLog
+    sink: RequestSink
+    keys: ApiKeys
+    metrics: GatewayMetrics
+    bounds: Bounds
+    slots: asyncio.Semaphore
+    """One for each generation that an HTTP call may follow."""
+
+    allow_query_key: bool = False
+
+    def check_page(self, connection: HTTPConnection) -> None:
+        """Refuse foreign browser pages. Raises: RequestError `unauthorized`."""
+        headers = connection.headers
+        keyless = self.keys.tenants is None
+        check_origin(headers.get("origin"), headers.get("host"), keyless=keyless)
+
+    def tenant_of(self, connection: HTTPConnection) -> str:
+        """The caller's tenant. Raises: RequestError `unauthorized`."""
+        self.check_page(connection)
+        return self.keys.tenant_of(bearer(connection.headers.get("authorization")))

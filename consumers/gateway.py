@@ -1,0 +1,145 @@
+"""The HTTP and WebSocket gateway (contract §8) as one ASGI application.
+
+Wires the parts together and does nothing else. The caller starts and stops the log and the sink.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from headrace.consumers.auth import SUBPROTOCOL, check_bind, key_of_subprotocols, load_api_keys
+from headrace.consumers.context import Bounds, Gateway
+from headrace.consumers.errors_http import (
+    error_response,
+    handle_crash,
+    handle_error,
+    handle_http_exception,
+)
+from headrace.consumers.gateway_metrics import GatewayMetrics, route_of
+from headrace.consumers.openai_api import openai_routes
+from headrace.consumers.page_files import page_routes
+from headrace.consumers.request_sink import RequestSink
+from headrace.consumers.requests_api import request_routes
+from headrace.consumers.response_log import ResponseLog
+from headrace.consumers.websocket import SocketSession
+from headrace.schemas.errors import HeadraceError, RequestError
+from headrace.schemas.settings import Settings
+
+__all__ = ["Bounds", "build_app", "check_bind"]
+
+
+def build_app(
+    settings: Settings,
+    log: ResponseLog,
+    requests: RequestSink,
+    *,
+    registry: CollectorRegistry | None = None,
+    bounds: Bounds | None = None,
+    allow_query_key: bool = False,
+) -> Starlette:
+    """The application; `/metrics` shows `registry` (a new one by default), with whatever others put
+    in.
+
+    `allow_query_key`: WebSockets may carry their key as `?api_key=`, which ends in logs.
+    Raises: SettingsError for a bad keys file.
+    """
+    metrics = GatewayMetrics(registry or CollectorRegistry())
+    metrics.watch_log(lambda: log.num_subscriptions, lambda: log.num_broken_events)
+    bounds = bounds or Bounds()
+    gateway = Gateway(
+        settings=settings,
+        log=log,
+        sink=requests,
+        keys=load_api_keys(settings.api_keys_file),
+        metrics=metrics,
+        bounds=bounds,
+        slots=asyncio.Semaphore(bounds.max_open),
+        allow_query_key=allow_query_key,
+    )
+    routes: list[BaseRoute] = [
+        *openai_routes(gateway),
+        *request_routes(gateway),
+        *_health_routes(gateway),
+        *page_routes(),
+        WebSocketRoute("/v1/stream", _socket_endpoint(gateway)),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_CountRequests, metrics=metrics)],
+        exception_handlers={
+            HeadraceError: handle_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_crash,
+        },
+    )
+
+
+def _health_routes(gateway: Gateway) -> list[Route]:
+    async def healthz(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_request: Request) -> Response:
+        ready = gateway.log.ready
+        return JSONResponse(
+            {"status": "ready" if ready else "the response log is not read"}, 200 if ready else 503
+        )
+
+    async def metrics(_request: Request) -> Response:
+        text = generate_latest(gateway.metrics.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+
+
+def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]:
+    async def endpoint(socket: WebSocket) -> None:
+        offered = socket.scope.get("subprotocols", [])
+        try:
+            tenant = _socket_tenant(gateway, socket, offered)
+        except RequestError as problem:
+            await socket.send_denial_response(error_response(problem))
+            return
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        with gateway.metrics.sockets.track_inprogress():
+            await SocketSession(socket, gateway, tenant).run()
+
+    return endpoint
+
+
+def _socket_tenant(gateway: Gateway, socket: WebSocket, offered: list[str]) -> str:
+    key = key_of_subprotocols(offered)
+    if key is None and gateway.allow_query_key:
+        key = socket.query_params.get("api_key")
+    if key is None:
+        return gateway.tenant_of(socket)
+    gateway.check_page(socket)
+    return gateway.keys.tenant_of(key)
+
+
+class _CountRequests:
+    """Counts HTTP answers by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = route_of(scope["path"])
+                self._metrics.http_requests.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counting)
+        return None

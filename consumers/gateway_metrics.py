@@ -1,0 +1,78 @@
+"""The gateway's own Prometheus metrics. Label values are fixed lists; no ids, no client text."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from headrace.schemas.metrics import PREFIX
+
+ROUTES = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/models": "models",
+    "/healthz": "health",
+    "/readyz": "health",
+    "/metrics": "metrics",
+    "/": "page",
+}
+
+
+def route_of(path: str) -> str:
+    """The label of a path: one of a dozen, whatever clients ask for."""
+    if path.startswith("/v1/requests/"):
+        return {"events": "request_events", "cancel": "request_cancel"}.get(
+            path.rsplit("/", 1)[-1], "other"
+        )
+    if path.startswith("/v1/models/"):
+        return "models"
+    return "page" if path.startswith("/page/") else ROUTES.get(path, "other")
+
+
+class GatewayMetrics:
+    """Counters and gauges of one gateway, in the registry that is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.http_requests = Counter(
+            f"{PREFIX}gateway_http_requests",
+            "HTTP requests answered",
+            ["route", "status"],
+            registry=registry,
+        )
+        self.open_generations = Gauge(
+            f"{PREFIX}gateway_open_generations",
+            "generations that HTTP calls wait for",
+            registry=registry,
+        )
+        self.sockets = Gauge(
+            f"{PREFIX}gateway_websockets", "WebSockets open now", registry=registry
+        )
+        self.events_sent = Counter(
+            f"{PREFIX}gateway_events_sent",
+            "events handed to clients",
+            ["way"],
+            registry=registry,
+        )
+        self.slow_readers = Counter(
+            f"{PREFIX}gateway_slow_readers",
+            "clients let go because they fell behind",
+            registry=registry,
+        )
+        self.abandoned = Counter(
+            f"{PREFIX}gateway_abandoned",
+            "generations cancelled because their client left",
+            registry=registry,
+        )
+
+    def watch_log(
+        self, num_subscriptions: Callable[[], float], num_broken: Callable[[], float]
+    ) -> None:
+        """Read the log's own counts when scraped."""
+        Gauge(
+            f"{PREFIX}gateway_subscriptions", "readers of the log", registry=self.registry
+        ).set_function(num_subscriptions)
+        Gauge(
+            f"{PREFIX}gateway_broken_events",
+            "records of the responses topic that hold no event, since the start",
+            registry=self.registry,
+        ).set_function(num_broken)

@@ -1,0 +1,128 @@
+"""One generation that an HTTP call waits for: subscribe, produce, follow, cancel if the client
+leaves.
+
+Knows nothing of HTTP. The order matters: the subscription stands before the request is written.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Self
+
+import structlog
+
+from headrace.consumers.context import Gateway
+from headrace.consumers.log_event import LogEvent
+from headrace.consumers.request_feed import RequestFeed
+from headrace.consumers.submission import Submission
+from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
+from headrace.schemas.reply import Seen
+
+_log = structlog.get_logger(__name__)
+
+
+class Generation:
+    """An async context manager around the life of one produced request.
+
+    Leaving it before the last event was read cancels the generation, unless it is a background one.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Submission,
+        *,
+        tenant: str,
+        trace: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        self.call = call
+        self._gateway, self._tenant, self._trace = gateway, tenant, trace
+        self._feed = RequestFeed(
+            gateway.log,
+            tenant=tenant,
+            request_id=call.request_id,
+            session_id=call.session_id,
+            live_only=not call.may_exist,
+        )
+        self._progress_s = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        """Raises: RequestError `rate_limited`; UnavailableError. Cancel: the request is cancelled
+        too.
+        """
+        if self._gateway.slots.locked():
+            text = f"{self._gateway.bounds.max_open} generations are followed already; try again"
+            raise RequestError(ErrorCode.RATE_LIMITED, text)
+        await self._gateway.slots.acquire()
+        self._gateway.metrics.open_generations.inc()
+        try:
+            await self._feed.__aenter__()
+            await submit(self._gateway, self.call, tenant=self._tenant, trace=self._trace)
+        except asyncio.CancelledError:
+            await self.__aexit__()
+            raise
+        except BaseException:
+            await self._close()
+            raise
+        self._progress_s = time.monotonic()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            if not self._feed.finished and not self.call.background:
+                self._gateway.metrics.abandoned.inc()
+                await cancel(
+                    self._gateway, self.call.request_id, self.call.session_id, tenant=self._tenant
+                )
+        except UnavailableError as problem:  # it runs to its own end: costly, never wrong
+            _log.warning("a generation was not cancelled", reason=str(problem))
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._gateway.slots.release()
+        self._gateway.metrics.open_generations.dec()
+        await self._feed.__aexit__()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event was read."""
+        return self._feed.finished
+
+    async def next(self) -> tuple[LogEvent, Seen] | None:
+        """The next event that a reader keeps, with NEW or RESTART; None when a heartbeat is due.
+
+        Raises: RequestError `resume_gap` (events are missing), `overloaded` (no event for too
+            long); SlowReaderError; UnavailableError.
+        """
+        bounds = self._gateway.bounds
+        found = await self._feed.next(min(bounds.heartbeat_s, bounds.no_progress_s))
+        now_s = time.monotonic()
+        if found is not None:
+            self._progress_s = now_s
+        elif now_s - self._progress_s >= bounds.no_progress_s:
+            text = f"no worker wrote anything for {bounds.no_progress_s:g} s"
+            raise RequestError(ErrorCode.OVERLOADED, text)
+        return found
+
+
+async def submit(
+    gateway: Gateway, call: Submission, *, tenant: str, trace: Sequence[tuple[str, bytes]]
+) -> None:
+    """Produce `call` within the bound. Raises: UnavailableError."""
+    try:
+        async with asyncio.timeout(gateway.bounds.sink_s):
+            await gateway.sink.submit(
+                call.body, tenant=tenant, session_id=call.session_id, trace=trace
+            )
+    except TimeoutError as problem:
+        raise UnavailableError("Kafka (request)", gateway.bounds.sink_s) from problem
+
+
+async def cancel(gateway: Gateway, request_id: str, session_id: str, *, tenant: str) -> None:
+    """Produce a cancel within the bound. Raises: UnavailableError."""
+    try:
+        async with asyncio.timeout(gateway.bounds.sink_s):
+            await gateway.sink.cancel(request_id, session_id=session_id, tenant=tenant)
+    except TimeoutError as problem:
+        raise UnavailableError("Kafka (control)", gateway.bounds.sink_s) from problem

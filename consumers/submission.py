@@ -1,0 +1,97 @@
+"""A call of a client, made into the request record that is produced for it.
+
+Owns ids and defaults that only a gateway sets (contract §2, §8). Sans I/O; the checks are those of
+`headrace.schemas.request`, so what is accepted here is accepted by the worker.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.consumers.request_id import new_request_id
+from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.request import validate_request
+
+_LOCAL_FIELDS = {"type", "background", "stream_options", "n"}
+"""Said to the gateway, of no meaning to a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A valid request, ready to be produced under `session_id` as its key.
+
+    `may_exist`: the client chose the id, so that it may have been answered already.
+    `background`: the generation goes on when its client leaves.
+    """
+
+    body: dict[str, Any]
+    request_id: str
+    session_id: str
+    may_exist: bool
+    background: bool
+
+
+def prepare(
+    body: dict[str, Any],
+    *,
+    tenant: str,
+    idempotency_key: str | None = None,
+    background: bool = False,
+) -> Submission:
+    """Check `body` and settle its names; `background` is the default of this way in.
+
+    Without a `session_id` the request is a conversation of its own: its id is the session, and its
+    context is `replace`. The body's `tenant` is never believed. Raises: RequestError.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    if idempotency_key and "request_id" not in given:
+        given["request_id"] = idempotency_key
+    request = validate_request(given)
+    _check_local(given)
+    request_id = request.request_id or new_request_id()
+    session_id = request.session_id or request_id
+    if request.session_id is None and request.context is None:
+        given["context"] = "replace"
+    produced = {name: value for name, value in given.items() if name not in _LOCAL_FIELDS}
+    return Submission(
+        body=produced | {"request_id": request_id, "session_id": session_id, "tenant": tenant},
+        request_id=request_id,
+        session_id=session_id,
+        may_exist=request.request_id is not None,
+        background=given.get("background", background),
+    )
+
+
+def _check_local(body: dict[str, Any]) -> None:
+    if not isinstance(body.get("background", False), bool):
+        raise RequestError(ErrorCode.INVALID_VALUE, "must be true or false", "background")
+    if body.get("n", 1) != 1:
+        text = "one answer per request: send several requests for several answers"
+        raise RequestError(ErrorCode.INVALID_VALUE, text, "n")
+
+
+def is_streamed(body: dict[str, Any]) -> bool:
+    """Whether an OpenAI call asks for a stream; its default is the other one than ours."""
+    return body.get("stream") is True
+
+
+def wants_usage(body: dict[str, Any]) -> bool:
+    """Whether an OpenAI call asks for the usage chunk. Raises: RequestError."""
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise RequestError(ErrorCode.INVALID_VALUE, "must be an object", "stream_options")
+    return options.get("include_usage") is True
+
+
+def one_prompt(body: dict[str, Any]) -> dict[str, Any]:
+    """`body` of `/v1/completions` with its prompt as text. Raises: RequestError for several
+    prompts.
+    """
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list):
+        return body
+    if len(prompt) != 1 or not isinstance(prompt[0], str):
+        text = "one prompt per request, as text"
+        raise RequestError(ErrorCode.INVALID_VALUE, text, "prompt")
+    return body | {"prompt": prompt[0]}

@@ -1,0 +1,195 @@
+"""`/v1/stream`: one WebSocket, its subscriptions and generations (contract §8).
+
+A generation belongs to its session, not to the socket: when the socket closes it goes on, so that a
+page can reload and read on from its cursor. A client that wants the other rule says `"background":
+false`.
+"""
+
+import asyncio
+from typing import Any
+
+import orjson
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from headrace.consumers.bodies import trace_of
+from headrace.consumers.context import Gateway
+from headrace.consumers.errors_http import as_request_error
+from headrace.consumers.first_done import leaves
+from headrace.consumers.generation import cancel, submit
+from headrace.consumers.log_event import LogEvent
+from headrace.consumers.socket_feeds import Feed, Outlet, SocketFeeds
+from headrace.consumers.socket_frames import CancelFrame, Frame, Generate, Subscribe, decode_frame
+from headrace.consumers.submission import prepare
+from headrace.consumers.subscription import SlowReaderError
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
+from headrace.schemas.reply import is_last
+
+TRY_AGAIN_LATER = 1013
+"""The close code of contract §8: this client fell behind, and may resume by cursor."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _SocketOver(Exception):
+    """Private: the socket is closed, or is to be closed with `code`."""
+
+    def __init__(self, code: int | None = None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class SocketSession:
+    """The life of one accepted WebSocket. `run` returns when it is over; nothing is left behind."""
+
+    def __init__(self, socket: WebSocket, gateway: Gateway, tenant: str) -> None:
+        self._socket, self._gateway, self._tenant = socket, gateway, tenant
+        self._foreground: dict[str, str] = {}
+        """Session by request id of the generations that end with this socket."""
+        self._sending = asyncio.Lock()
+        self._tasks = asyncio.TaskGroup()
+        outlet = Outlet(self._send_event, self._send_error, self._too_slow)
+        self._feeds = SocketFeeds(self._tasks, outlet, gateway.bounds)
+
+    async def run(self) -> None:
+        """Serve the socket until either side closes it.
+
+        Cancel: safe; subscriptions end, foreground generations are cancelled.
+        """
+        code = None
+        try:
+            async with self._tasks:
+                await self._receive()
+        except* _SocketOver as ends:
+            codes = [end.code for end in leaves(ends) if isinstance(end, _SocketOver)]
+            code = None if None in codes else codes[0]
+        finally:
+            await self._feeds.end_all()
+            await self._cancel_foreground()
+        if code is not None:
+            await self._close(code)
+
+    async def _close(self, code: int) -> None:
+        try:
+            async with asyncio.timeout(self._gateway.bounds.send_s):
+                await self._socket.close(code)
+        except (TimeoutError, RuntimeError, WebSocketDisconnect):
+            return  # it is closed already, or its client reads nothing: uvicorn cuts it off
+
+    async def _cancel_foreground(self) -> None:
+        for request_id, session_id in self._foreground.items():
+            self._gateway.metrics.abandoned.inc()
+            try:
+                await cancel(self._gateway, request_id, session_id, tenant=self._tenant)
+            except UnavailableError as problem:
+                _log.warning("a generation was not cancelled", reason=str(problem))
+
+    # --- what the client sends
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise _SocketOver
+            try:
+                await self._act(message.get("text"))
+            except HeadraceError as problem:
+                await self._send_error(problem)
+
+    async def _act(self, text: str | None) -> None:
+        if text is None:
+            raise RequestError(ErrorCode.INVALID_VALUE, "frames are JSON text, not binary")
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) > self._gateway.settings.max_request_bytes:
+            limit = self._gateway.settings.max_request_bytes
+            raise RequestError(ErrorCode.INVALID_VALUE, f"a frame may have {limit} bytes at most")
+        frame, body = decode_frame(data)
+        try:
+            await self._answer(frame, body)
+        except HeadraceError as problem:
+            names = ("request_id", "session_id")
+            await self._send_error(problem, {name: body[name] for name in names if name in body})
+
+    async def _answer(self, frame: Frame, body: dict[str, Any]) -> None:
+        if isinstance(frame, Generate):
+            await self._generate(body)
+        elif isinstance(frame, Subscribe):
+            await self._subscribe(frame)
+        elif isinstance(frame, CancelFrame):
+            session_id = frame.session_id or frame.request_id
+            await cancel(self._gateway, frame.request_id, session_id, tenant=self._tenant)
+        else:
+            await self._send({"type": "pong"})
+
+    async def _generate(self, body: dict[str, Any]) -> None:
+        call = prepare(body, tenant=self._tenant, background=True)
+        feed = Feed(
+            self._gateway.log.follow(
+                tenant=self._tenant,
+                session_id=call.session_id,
+                request_id=call.request_id,
+                from_start=call.may_exist,
+            ),
+            positioned=True,
+        )
+        await self._feeds.open(feed)
+        if not call.background:
+            self._foreground[call.request_id] = call.session_id
+        try:
+            trace = trace_of(self._socket)
+            await submit(self._gateway, call, tenant=self._tenant, trace=trace)
+        except HeadraceError:
+            await self._feeds.end(feed)
+            raise
+        names = {"request_id": call.request_id, "session_id": call.session_id}
+        await self._send({"type": "accepted"} | names)
+        await self._feeds.start(feed)
+
+    async def _subscribe(self, frame: Subscribe) -> None:
+        placed = frame.starting_after is not None or frame.cursor is not None
+        if frame.request_id is None and not placed and self._feeds.follows(frame.session_id):
+            return
+        feed = Feed(
+            self._gateway.log.follow(
+                tenant=self._tenant,
+                session_id=frame.session_id,
+                request_id=frame.request_id,
+                starting_after=frame.starting_after,
+                cursor=frame.cursor,
+                from_start=frame.request_id is not None and not placed,
+            ),
+            positioned=placed,
+            starting_after=frame.starting_after,
+        )
+        await self._feeds.open(feed)
+        await self._feeds.start(feed)
+
+    # --- what it is sent
+
+    async def _too_slow(self, problem: SlowReaderError) -> None:
+        self._gateway.metrics.slow_readers.inc()
+        raise _SocketOver(TRY_AGAIN_LATER) from problem
+
+    async def _send_event(self, event: LogEvent) -> None:
+        await self._send({"type": "event", "cursor": event.cursor, "event": event.event})
+        self._gateway.metrics.events_sent.labels("websocket").inc()
+        if is_last(event.event):
+            self._foreground.pop(event.request_id, None)
+
+    async def _send_error(
+        self, problem: HeadraceError, names: dict[str, Any] | None = None
+    ) -> None:
+        error = as_request_error(problem).body()
+        await self._send({"type": "error", "error": error} | (names or {}))
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        text = orjson.dumps(frame).decode()
+        try:
+            async with asyncio.timeout(self._gateway.bounds.send_s):
+                async with self._sending:
+                    await self._socket.send_text(text)
+        except TimeoutError as problem:
+            self._gateway.metrics.slow_readers.inc()
+            raise _SocketOver(TRY_AGAIN_LATER) from problem
+        except (WebSocketDisconnect, RuntimeError) as problem:
+            raise _SocketOver from problem

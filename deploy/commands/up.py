@@ -1,0 +1,81 @@
+"""`headrace up`: its flags, and what it says when all runs."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.consumers.auth import check_bind
+from headrace.deploy.commands.options import UP_FLAGS, examples, with_settings
+from headrace.deploy.up import Stack, UpOptions, run_up
+from headrace.schemas.settings import Settings
+
+_ASK = 'headrace send "What is the capital of France?"'
+_URL_PASSWORD = re.compile(r"://[^/@]*@")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    epilog=examples(
+        "headrace up",
+        "headrace up --workers 2 --http-port 8000",
+        "HEADRACE_KAFKA=broker:9092 headrace up",
+    )
+)
+@with_settings(*UP_FLAGS, errors_only=True)
+def up(
+    settings: Settings,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Partitions of topics that are created.")
+    ] = 12,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where Kafka's and Redis' data and the logs go; default in the cache."),
+    ] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Keep nothing after the end.")
+    ] = False,
+) -> int:
+    """Run everything on this machine: Kafka, Redis, topics, workers, gateway with the chat page.
+
+    A Kafka or Redis that the settings name is used in place of an own one. Ctrl-C stops it all;
+    conversations are kept for the next time.
+    """
+    check_bind(settings)
+    options = UpOptions(workers, partitions, data_dir, ephemeral)
+    return run_up(settings, options, on_ready=show_ready)
+
+
+def show_ready(stack: Stack) -> None:
+    """Say where everything is: a box on a terminal, plain lines in a pipe."""
+    lines = ready_lines(stack)
+    if not sys.stdout.isatty():
+        print("\n".join(["Headrace is ready", *lines, *stack.exports]), flush=True)
+        return
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Panel(Text("\n".join(lines)), title="Headrace is ready", expand=False))
+    for line in stack.exports:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def ready_lines(stack: Stack) -> list[str]:
+    """Page, addresses, and what to type next."""
+    settings = stack.settings
+    host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
+    rows = {
+        "chat page": f"http://{host}:{settings.http_port}/",
+        "Kafka": settings.kafka,
+        "Redis": _URL_PASSWORD.sub("://***@", settings.redis),
+        "logs": str(stack.log_dir),
+        "ask": _ASK,
+        "stop": "Ctrl-C",
+    }
+    return [f"{name:10} {value}" for name, value in rows.items()]

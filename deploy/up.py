@@ -1,0 +1,215 @@
+"""`headrace up`: everything on this machine, under one process.
+
+Owns the order of start and stop, and which programs run. How one is kept running is `supervisor`'s.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headrace.deploy.commands.options import GATEWAY_FLAGS, WORKER_FLAGS, flag_name
+from headrace.deploy.console import note
+from headrace.deploy.local_services import LocalServices, StackError, changed, data_folder
+from headrace.deploy.processes import free_port, port_is_free
+from headrace.deploy.progress import ModelProgress
+from headrace.deploy.supervisor import Program, Supervised
+from headrace.deploy.topics import check_topics, ensure_topics
+from headrace.models.store import resolve_model
+from headrace.schemas.errors import SettingsError
+from headrace.schemas.settings import Settings
+
+STOP_GRACE_S = 5.0
+"""On top of the drain timeout, before a worker that does not end is killed."""
+
+WATCH_INTERVAL_S = 0.5
+
+
+class _StopRequested(Exception):
+    """Somebody pressed Ctrl-C: the task group ends, and each program is drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What only `up` takes; everything else is in the settings."""
+
+    num_workers: int = 1
+    num_partitions: int = 12
+    data_dir: Path | None = None
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What runs, as the ready box shows it."""
+
+    settings: Settings
+    log_dir: Path
+    exports: list[str]
+    """`export …` lines that other terminals need to reach it."""
+
+
+def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack], None]) -> int:
+    """Bring everything up, call `on_ready`, and block until a signal; returns the exit code.
+
+    A second signal kills what is left at once. Leaves no process, also when this one is killed.
+    Raises: HeadraceError, ServiceStartError when something cannot be brought up.
+    """
+    for number in _stop_signals():
+        signal.signal(number, _interrupt)
+    try:
+        with ExitStack() as stack:
+            folder = data_folder(options.data_dir, ephemeral=options.ephemeral)
+            data_dir = stack.enter_context(folder)
+            services = LocalServices(_with_model(settings), data_dir, stack)
+            settings = _with_http_port(services.settings)
+            asyncio.run(_ensure_topics(settings, options.num_partitions))
+            running = Stack(settings, data_dir, services.exports)
+            asyncio.run(_Processes(running, options, services).run(on_ready))
+            note("stopping Kafka and Redis" if services.started else "stopped")
+    except KeyboardInterrupt:
+        note("stopped")
+    return 0
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """SIGHUP, a terminal that is closed, counts unless `nohup` has us ignore it."""
+    stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if stays else [signal.SIGHUP])]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _with_model(settings: Settings) -> Settings:
+    """Fetch the model; a folder becomes an absolute path, because our children run elsewhere."""
+    with ModelProgress(settings.model) as progress:
+        found = resolve_model(settings.model, on_progress=progress.show)
+    given = Path(settings.model).expanduser()
+    return changed(settings, model=str(given.resolve())) if found == given else settings
+
+
+def _with_http_port(settings: Settings) -> Settings:
+    """The port of the settings, or another where it is taken and nobody asked for it."""
+    port = settings.http_port
+    if port and port_is_free(port):
+        return settings
+    if port and "http_port" in settings.model_fields_set:
+        raise SettingsError(f"--http-port {port} is taken by another program")
+    if port:
+        note(f"port {port} is taken: the web page gets another")
+    return changed(settings, http_port=free_port())
+
+
+async def _ensure_topics(settings: Settings, num_partitions: int) -> None:
+    await ensure_topics(settings, partitions=num_partitions)
+    if found := await check_topics(settings):
+        raise StackError("; ".join(found))
+
+
+class _Processes:
+    """Workers and gateway, from start to the end of their drain."""
+
+    def __init__(self, stack: Stack, options: UpOptions, services: LocalServices) -> None:
+        self._stack, self._services = stack, services
+        self._stop = asyncio.Event()
+        settings = stack.settings
+        programs = [
+            _worker(stack, number, options.num_workers)
+            for number in range(1, options.num_workers + 1)
+        ]
+        stop_timeout_s = settings.drain_timeout_s + STOP_GRACE_S
+        self._running = [
+            Supervised(program, stop_timeout_s=stop_timeout_s, on_restart=note)
+            for program in [*programs, _gateway(stack)]
+        ]
+
+    async def run(self, on_ready: Callable[[Stack], None]) -> None:
+        """Start all, report, and return when all are drained after a signal.
+
+        Raises: ServiceStartError when one cannot be started; StackError when Kafka or Redis ends.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _stop_signals():
+            loop.add_signal_handler(number, self._on_signal)
+        workers = len(self._running) - 1
+        note(f"starting {workers} worker{'' if workers == 1 else 's'} and the gateway")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for supervised in self._running:
+                    tasks.create_task(supervised.run(), name=f"up.{supervised.program.name}")
+                tasks.create_task(self._until_stop(), name="up.stop")
+                tasks.create_task(self._watch_services(), name="up.watch")
+                for supervised in self._running:
+                    await supervised.ready.wait()
+                on_ready(self._stack)
+        except BaseExceptionGroup as group:
+            _, failed = group.split(_StopRequested)
+            if failed is not None:
+                raise failed.exceptions[0] from None
+
+    def _on_signal(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            return
+        for supervised in self._running:
+            supervised.kill()
+        self._services.kill()
+        os._exit(1)  # the second signal: nobody wants to wait for anything now
+
+    async def _until_stop(self) -> None:
+        await self._stop.wait()
+        note("stopping: workers hand their running answers over (Ctrl-C again kills them)")
+        raise _StopRequested
+
+    async def _watch_services(self) -> None:
+        while True:
+            self._services.require_alive()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _worker(stack: Stack, number: int, num_workers: int) -> Program:
+    settings = stack.settings
+    if settings.threads == 0 and num_workers > 1:
+        settings = changed(settings, threads=max(1, num_cores() // num_workers))
+    port = free_port()
+    args = _command("worker", changed(settings, metrics_port=port), WORKER_FLAGS)
+    return Program(f"worker {number}", args, stack.log_dir / f"worker-{number}.log", port)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def _gateway(stack: Stack) -> Program:
+    settings = stack.settings
+    args = _command("gateway", settings, GATEWAY_FLAGS)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http_host, settings.http_host)  # noqa: S104 - compared, not bound
+    log_path = stack.log_dir / "gateway.log"
+    return Program("the gateway", args, log_path, settings.http_port, ready_host=host)
+
+
+def _command(name: str, settings: Settings, fields: Sequence[str]) -> list[str]:
+    """The arguments of a child: every setting that was given, as a flag.
+
+    NOTE: it runs in another folder, so paths are made absolute. Secrets come by the environment,
+    which it inherits.
+    """
+    words: list[str] = []
+    for field in fields:
+        value: Any = getattr(settings, field)
+        if field in settings.model_fields_set and value is not None:
+            text = str(value.resolve()) if isinstance(value, Path) else str(value)
+            words.append(f"{flag_name(field)}={text}")
+    return [sys.executable, "-P", "-m", "headrace.deploy.cli", name, *words]

@@ -1,0 +1,60 @@
+"""What the model itself says: `model.generate`, greedy, fp32, one request at a time."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Oracle:
+    """The plain way to run a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        found = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return list(found)
+
+    def generate(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
+        """Greedy token ids after `prompt_ids`, with the end-of-turn token if it came."""
+        ids = torch.tensor([prompt_ids])
+        made = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        return list(made[0, len(prompt_ids) :].tolist())
+
+    def generate_ignoring_eos(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
+        """Exactly `max_tokens` greedy ids."""
+        ids = torch.tensor([prompt_ids])
+        made = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=-1,
+        )
+        return list(made[0, len(prompt_ids) :].tolist())
+
+    def answer(self, messages: list[dict[str, str]], max_tokens: int) -> str:
+        """The greedy answer's text."""
+        return self.text(self.generate(self.prompt_ids(messages), max_tokens))
+
+    def text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+@cache
+def oracle_for(folder: Path) -> Oracle:
+    """One oracle per model folder and test run."""
+    return Oracle(folder)

@@ -1,0 +1,29 @@
+"""A real gateway on a free port, for the tests that need a socket under it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+
+from headrace.consumers.server import build_server
+from headrace.deploy.processes import free_port
+from headrace.schemas.settings import Settings
+
+
+@asynccontextmanager
+async def running(
+    app: Starlette, settings: Settings, port: int | None = None
+) -> AsyncIterator[str]:
+    """Serve `app`; yields its `host:port`."""
+    port = port or free_port()
+    server = build_server(app, settings, port=port, timeout_graceful_shutdown=1)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve())
+        async with asyncio.timeout(10):
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event
+                await asyncio.sleep(0.01)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
