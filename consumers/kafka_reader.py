@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
 
@@ -46,20 +47,36 @@ async def open_consumer(settings: Settings, *, max_partition_fetch_bytes: int) -
         auto_offset_reset="none",
         max_partition_fetch_bytes=max_partition_fetch_bytes,
         fetch_max_wait_ms=500,
+        request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000),
         **settings.kafka_options(),
     )
+    # NOTE: aiokafka leaks its first connection if `start` is cancelled, so it runs to its end or
+    # its own timeout, and is awaited on every path. Its `stop` raises CancelledError if the tasks
+    # that it started never took their first step: hence the sleep.
+    starting = asyncio.create_task(consumer.start(), name="kafka.start")
     try:
-        await bounded("connect", consumer.start())
-        # NOTE: aiokafka's `stop` raises CancelledError if its tasks never took their first step
+        await bounded("connect", asyncio.shield(starting))
         await asyncio.sleep(0)
     except BaseException:
+        await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
+        starting.cancel()
+        await asyncio.wait({starting})
+        if not starting.cancelled():
+            starting.exception()  # the one that is raised here says it
         await close_consumer(consumer)
         raise
     return consumer
 
 
 async def close_consumer(consumer: Any) -> None:
-    """Stop a consumer; one that does not end in time is left to the garbage collector."""
+    """Stop a consumer; one that does not end in time is left to the garbage collector.
+
+    Cancel: delayed until it is stopped; half a stop would leave its connections open.
+    """
+    await finish_despite_cancel(_stop(consumer))
+
+
+async def _stop(consumer: Any) -> None:
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await consumer.stop()

@@ -4,7 +4,7 @@ import asyncio
 from typing import Self
 
 from headrace.consumers.cursor import resume_gap
-from headrace.consumers.log_event import LogEvent
+from headrace.consumers.log_event import LogEvent, Wanted
 from headrace.consumers.response_log import ResponseLog
 from headrace.schemas.reply import ReplyReader, Seen, is_last
 
@@ -51,6 +51,16 @@ class RequestFeed:
 
     async def __aexit__(self, *_: object) -> None:
         await self._subscription.__aexit__()
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is followed."""
+        return self._subscription.wanted
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the log was read up to now and holds no event of this request."""
+        return self._subscription.is_live and self._reader.attempt is None
 
     async def next(self, timeout_s: float) -> tuple[LogEvent, Seen] | None:
         """The next event to keep, with NEW or RESTART; None after `timeout_s` or when `finished`.

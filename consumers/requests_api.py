@@ -9,15 +9,21 @@ from starlette.routing import Route
 
 from headrace.consumers.bodies import read_object
 from headrace.consumers.context import Gateway
-from headrace.consumers.errors_http import as_request_error
+from headrace.consumers.errors_http import HttpError, as_request_error
 from headrace.consumers.generation import cancel
 from headrace.consumers.request_feed import RequestFeed
+from headrace.consumers.request_lookup import may_be_waiting
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 from headrace.schemas.request import MAX_ID_CHARS
 
 NO_CONTENT = 204
 """Tells a browser's EventSource that there is nothing more to reconnect for."""
+
+FIRST_WAIT_S = 1.0
+"""For the first event: longer than it takes to read the log, then we ask whether it was ever
+sent.
+"""
 
 
 def request_routes(gateway: Gateway) -> list[Route]:
@@ -87,12 +93,28 @@ def _last_words(problem: HeadraceError) -> bytes:
 
 async def _pieces(gateway: Gateway, feed: RequestFeed) -> AsyncGenerator[bytes, None]:
     async with feed:
-        if not feed.finished:
-            yield KEEP_ALIVE  # the client learns at once that it is connected
-        while not feed.finished:
-            found = await feed.next(gateway.bounds.heartbeat_s)
+        found = await feed.next(FIRST_WAIT_S)
+        if found is None and feed.is_unknown:
+            await _check_sent(gateway, feed)
+        if found is None and not feed.finished:
+            yield KEEP_ALIVE  # the client learns that it is connected
+        while True:
             if found is not None:
                 gateway.metrics.events_sent.labels("sse").inc()
                 yield sse_data(found[0].event, event_id=found[0].cursor)
-            elif not feed.finished:
+            if feed.finished:
+                return
+            found = await feed.next(gateway.bounds.heartbeat_s)
+            if found is None and not feed.finished:
                 yield KEEP_ALIVE
+
+
+async def _check_sent(gateway: Gateway, feed: RequestFeed) -> None:
+    wanted = feed.wanted
+    if not await may_be_waiting(
+        gateway.settings,
+        tenant=wanted.tenant,
+        request_id=wanted.request_id or "",
+        session_id=wanted.session_id,
+    ):
+        raise HttpError(404, "there is no such request", "request_id")

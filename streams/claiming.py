@@ -48,9 +48,12 @@ class Claimant:
         self._answer: tuple[Claim, int] | None = None
 
     async def ask(self) -> None:
-        """claim, once. The intake awaits it: of two records with one id the first one read counts."""
+        """claim, once. The intake awaits it: of two records with one id the first one read counts.
+
+        While Redis is known to be away it is not asked: the records behind this one would wait too.
+        """
         assignment = self._ownership.get(self._partition)
-        if assignment is None:
+        if assignment is None or not self._scripts.available.is_set():
             return
         leased = self._lease.held(time.monotonic())
         with suppress(UnavailableError):  # settle() asks again, or goes on without a journal
@@ -82,10 +85,18 @@ class Claimant:
         return Outcome.NOT_OURS
 
     async def ask_with_new_token(self) -> None:
-        """own, then claim: an owner that was refused asks for a larger token; anybody else stops."""
-        while self._ownership.owns(self._partition):
+        """own, then claim: an owner that was refused asks for a larger token; anybody else stops.
+
+        Under the lease only: a process that wakes up and does not know yet that the partition is
+        another's would fence that one off.
+        """
+        while (assignment := self._ownership.get(self._partition)) is not None:
+            if not self._lease.held(time.monotonic()):
+                await asyncio.sleep(POLL_INTERVAL_S)
+                continue
+            clock_ms = max(int(time.time() * 1000), assignment.token + 1)
             try:
-                (token,) = await self._journal.own([self._partition], int(time.time() * 1000))
+                (token,) = await self._journal.own([self._partition], clock_ms)
             except UnavailableError:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 continue

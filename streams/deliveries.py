@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 from headrace.models.request import EngineOutput
+from headrace.schemas.request import DecodedRequest
 from headrace.streams.delivery import Delivery
 from headrace.streams.generation import Generation
 from headrace.streams.ledger import Place
@@ -19,7 +20,9 @@ class Deliveries:
         self._by_record[_record_key(delivery)] = (delivery, task)
 
     def remove(self, delivery: Delivery) -> None:
-        self._by_record.pop(_record_key(delivery), None)
+        found = self._by_record.get(_record_key(delivery))
+        if found is not None and found[0] is delivery:  # else: the record was taken again meanwhile
+            del self._by_record[_record_key(delivery)]
 
     def drop(self, place: Place, offset: int) -> None:
         """The partition is another worker's: stop here, at the next step."""
@@ -33,10 +36,19 @@ class Deliveries:
             if not delivery.is_under_way:
                 task.cancel()
 
-    def drop_all(self) -> None:
-        """Drain: what is unfinished is left to the next owner, who goes on from the journal."""
-        for _, task in list(self._by_record.values()):
-            task.cancel()
+    @property
+    def tasks(self) -> "list[asyncio.Task[None]]":
+        return [task for _, task in self._by_record.values()]
+
+    def has_other(self, decoded: DecodedRequest) -> bool:
+        """Whether another record with this request id is under way here."""
+        wanted, record = (decoded.tenant, decoded.request_id), decoded.record
+        return any(
+            (one.decoded.tenant, one.decoded.request_id) == wanted
+            and (one.decoded.record.partition, one.decoded.record.offset)
+            != (record.partition, record.offset)
+            for one in self
+        )
 
     def __iter__(self) -> Iterator[Delivery]:
         return iter([delivery for delivery, _ in self._by_record.values()])

@@ -74,6 +74,7 @@ class Delivery:
         self._stream: TextStream | None = None
         self._in_engine = False
         self._fenced = False
+        self._cancel_wanted = False
         self._changed = asyncio.Event()
         self._stopwatch = Stopwatch(decoded.record.timestamp_ms, parts.metrics)
 
@@ -100,6 +101,8 @@ class Delivery:
         generation = self._begin(found) if isinstance(found, Generation) else self._resume(*found)
         if generation is None:
             return Outcome.DONE_BEFORE
+        if self._cancel_wanted:
+            self.cancel()
         self._parts.flusher.touch(generation)
         await self._wait_for_turn(generation)
         session = await self._load_session(generation)
@@ -239,6 +242,7 @@ class Delivery:
 
     def cancel(self) -> None:
         """End it as soon as may be; one that has ended stays as it is."""
+        self._cancel_wanted = True  # there may be no generation yet
         generation = self.generation
         if generation is None or generation.ending is not None:
             return
@@ -288,13 +292,21 @@ class Delivery:
         ending = generation.ending
         if ending is None or ending.error is not None or self.decoded.request is None:
             return
-        start = generation.start
         try:
-            if start is None:  # cancelled before its turn: its question stays
-                start = prepare(self.decoded, session, self._parts.model, now_s=time.time())
-        except RequestError:
+            # cancelled before its turn: its question stays
+            start = generation.start or prepare(
+                self.decoded, session, self._parts.model, now_s=time.time()
+            )
+            record = conversation_after(
+                self.decoded, session, start, generation.ids, generation.text
+            )
+        except Exception as problem:
+            # the answer stands in the log already; the session went on without it, or was stored
+            # before a crash, or its question cannot be encoded: no reason to end the worker
+            if not isinstance(problem, RequestError):
+                log.exception("turn not stored", request_id=self.decoded.request_id)
+            self._parts.metrics.sessions_unstored.labels("does not fit").inc()
             return
-        record = conversation_after(self.decoded, session, start, generation.ids, generation.text)
         answer = await self._keep_storing(generation, record, start.session_version)
         if answer not in ("ok", "stored before"):
             self._parts.metrics.sessions_unstored.labels(answer).inc()
@@ -305,12 +317,17 @@ class Delivery:
         while True:
             try:
                 return await self._parts.sessions.store(
-                    generation, record, read_version=read_version
+                    generation, record, read_version=read_version, token=self._token(generation)
                 )
             except UnavailableError:
                 if generation.standing is Standing.UNJOURNALED:
                     return "redis away"
                 await self._redis_back()
+
+    def _token(self, generation: Generation) -> int:
+        """The newest token of this owner: a turn before this one may have been stored under it."""
+        assignment = self._parts.ownership.get(self.decoded.record.partition)
+        return max(generation.token, assignment.token if assignment else 0)
 
     async def _confirm(self, generation: Generation) -> Outcome | None:
         """confirm: is the journal still ours? None: it was lost, and a larger attempt is on its way."""
@@ -327,7 +344,10 @@ class Delivery:
             if result is ConfirmResult.FENCED:
                 return Outcome.FENCED
             if generation.standing is Standing.UNJOURNALED:
-                await self._parts.flusher.tick()  # adopts it, now that Redis is back
+                self._parts.flusher.touch(generation)  # adopts it, now that Redis is back
+                await asyncio.sleep(POLL_INTERVAL_S)
+                if self._fenced:
+                    return Outcome.FENCED
                 continue
             await self._parts.flusher.lose_journal(generation)
             await asyncio.sleep(POLL_INTERVAL_S)  # without the lease nothing has changed: ask again

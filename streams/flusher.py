@@ -45,20 +45,24 @@ class Flusher:
         self._on_cancel, self._on_fenced = on_cancel, on_fenced
         self._dirty: dict[str, Generation] = {}
         self._held: dict[str, Generation] = {}
+        self._followed: set[str] = set()  # touched and not forgotten
         self._something = asyncio.Event()
         self._lock = asyncio.Lock()
 
     def touch(self, generation: Generation) -> None:
         """Something may have to be journaled or published."""
+        self._followed.add(generation.key)
         self._dirty[generation.key] = generation
         self._something.set()
 
     def _hold(self, generation: Generation) -> None:
-        """Not now: try again in RETRY_INTERVAL_S."""
-        self._held[generation.key] = generation
+        """Not now: try again in RETRY_INTERVAL_S, unless it was forgotten while Redis was asked."""
+        if generation.key in self._followed:
+            self._held[generation.key] = generation
 
     def forget(self, generation: Generation) -> None:
-        """It was dropped: another worker goes on with it."""
+        """It was dropped: another worker goes on with it, and no round here takes it up again."""
+        self._followed.discard(generation.key)
         self._dirty.pop(generation.key, None)
         self._held.pop(generation.key, None)
 
@@ -134,7 +138,7 @@ class Flusher:
 
     async def lose_journal(self, generation: Generation) -> None:
         """The journal is gone: under the lease, go on under a larger attempt."""
-        if not self._leased(generation):
+        if generation.key not in self._followed or not self._leased(generation):
             self._hold(generation)
             return
         try:
@@ -146,6 +150,8 @@ class Flusher:
         await self._adopt(generation)
 
     async def _adopt(self, generation: Generation) -> None:
+        if generation.key not in self._followed:
+            return
         if generation.standing is Standing.LOST:
             entry = generation.restart(generation.token)
         else:
@@ -155,15 +161,21 @@ class Flusher:
         if result is FlushResult.FENCED:
             self._on_fenced(generation)
             return
-        if result is not FlushResult.OK:
+        if result not in (FlushResult.OK, FlushResult.CANCELLED):
             self._hold(generation)
             return
         generation.adopted(entry)
         await self._publisher.publish(generation)
+        if result is FlushResult.CANCELLED and generation.ending is None:
+            self._on_cancel(generation)
 
     async def _new_token(self, generation: Generation) -> int:
+        """own: larger than any token this process knows, whatever clock and Redis have become."""
         partition = generation.decoded.record.partition
-        (token,) = await self._journal.own([partition], int(time.time() * 1000))
+        assignment = self._ownership.get(partition)
+        known = max(generation.token, generation.attempt, assignment.token if assignment else 0)
+        clock_ms = max(int(time.time() * 1000), known + 1)
+        (token,) = await self._journal.own([partition], clock_ms)
         self._ownership.renew(partition, token)
         return token
 

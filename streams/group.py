@@ -64,7 +64,9 @@ class GroupMember:
         log.info("partitions assigned", requests=partitions)
 
     async def _tokens(self, partitions: list[int]) -> list[int]:
-        clock_ms = int(time.time() * 1000)
+        kept = [self._ownership.get(partition) for partition in partitions]
+        known = max((one.token for one in kept if one is not None), default=0)
+        clock_ms = max(int(time.time() * 1000), known + 1)
         if not partitions:
             return []
         try:

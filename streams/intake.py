@@ -4,6 +4,7 @@ A full worker stops reading: Faust pauses the partition, the backlog stays in Ka
 """
 
 import asyncio
+from collections.abc import Coroutine
 
 import structlog
 
@@ -38,6 +39,7 @@ class Intake:
         self._admission = asyncio.Semaphore(max_open)
         self._closed = False
         self._taking = False
+        self._chores: set[asyncio.Task[None]] = set()  # tombstones and control records
 
     @property
     def is_taking(self) -> bool:
@@ -45,8 +47,10 @@ class Intake:
         return self._taking
 
     def close(self) -> None:
-        """Drain: take nothing more; what was not taken is not committed either."""
+        """Drain: take nothing more; what was not taken or not done is not committed either."""
         self._closed = True
+        for chore in self._chores:
+            chore.cancel()  # it may wait for Redis, longer than a drain may take
 
     async def take_request(self, record: Record, now_s: float) -> None:
         """Take a record of the request topic; waits while the worker is full."""
@@ -75,32 +79,46 @@ class Intake:
 
     async def _take(self, record: Record, place: Place) -> None:
         decoded = decode_request(record)
+        if self._deliveries.has_other(decoded):  # the first one counts, also while Redis is away
+            self._parts.metrics.duplicates.inc()
+            self._ledger.finish(place, record.offset)
+            self._admission.release()
+            return
         session = (decoded.tenant, decoded.session_id)
         turn = self._queues.enqueue(session)
         delivery = Delivery(self._parts, decoded, turn)
-        await delivery.claimant.ask()
-        if not self._ledger.is_open(place, record.offset):
-            self._queues.leave(session, turn)
-            self._admission.release()
+        try:
+            await delivery.claimant.ask()
+        except BaseException:
+            self._give_back(session, turn)
+            raise
+        if self._closed or not self._ledger.is_open(place, record.offset):
+            self._give_back(session, turn)
             return
         task = self._tasks.create_task(
-            self._deliver(delivery, place, session, turn), name=f"deliver {decoded.request_id}"
+            self._deliver(delivery, place), name=f"deliver {decoded.request_id}"
         )
         self._deliveries.add(delivery, task)
+        task.add_done_callback(lambda _: self._deliveries.remove(delivery))
+        # NOTE: not in a `finally` of the task: one that is cancelled before its first step has none
+        task.add_done_callback(lambda _: self._give_back(session, turn))
 
-    async def _deliver(
-        self, delivery: Delivery, place: Place, session: SessionKey, turn: asyncio.Event
-    ) -> None:
-        try:
-            outcome = await delivery.run()
-            if outcome is Outcome.DUPLICATE:
-                self._parts.metrics.duplicates.inc()
-            if outcome is not Outcome.NOT_OURS:
-                self._ledger.finish(place, delivery.decoded.record.offset)
-        finally:
-            self._deliveries.remove(delivery)
-            self._queues.leave(session, turn)
-            self._admission.release()
+    def _give_back(self, session: SessionKey, turn: asyncio.Event) -> None:
+        self._queues.leave(session, turn)
+        self._admission.release()
+
+    async def _deliver(self, delivery: Delivery, place: Place) -> None:
+        outcome = await delivery.run()
+        if outcome is Outcome.DUPLICATE:
+            self._parts.metrics.duplicates.inc()
+        if outcome is not Outcome.NOT_OURS:
+            self._ledger.finish(place, delivery.decoded.record.offset)
+
+    def _start_chore(self, work: Coroutine[None, None, None], name: str) -> "asyncio.Task[None]":
+        chore = self._tasks.create_task(work, name=name)
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+        return chore
 
     def _take_tombstone(self, record: Record, place: Place) -> None:
         session_id = _text(record.key)
@@ -112,20 +130,16 @@ class Intake:
         tenant = header_text(record.headers, "headrace-tenant") or DEFAULT_TENANT
         session = (tenant, session_id)
         turn = self._queues.enqueue(session)
-        self._tasks.create_task(
-            self._delete_in_turn(record, place, session, turn), name=f"delete {session_id}"
-        )
+        work = self._delete_in_turn(record, place, session, turn)
+        chore = self._start_chore(work, f"delete {session_id}")
+        chore.add_done_callback(lambda _: self._give_back(session, turn))
 
     async def _delete_in_turn(
         self, record: Record, place: Place, session: SessionKey, turn: asyncio.Event
     ) -> None:
-        try:
-            await turn.wait()
-            await self._delete(*session, place, record.offset)
-            self._ledger.finish(place, record.offset)
-        finally:
-            self._queues.leave(session, turn)
-            self._admission.release()
+        await turn.wait()
+        await self._delete(*session, place, record.offset)
+        self._ledger.finish(place, record.offset)
 
     async def _delete(self, tenant: str, session_id: str, place: Place, offset: int) -> None:
         while self._ledger.is_open(place, offset):
@@ -158,7 +172,7 @@ class Intake:
             work = self._cancel(control, place, record.offset)
         else:
             work = self._delete_now(control.tenant, control.session_id, place, record.offset)
-        self._tasks.create_task(work, name=f"control {record.partition}-{record.offset}")
+        self._start_chore(work, f"control {record.partition}-{record.offset}")
 
     async def _cancel(self, control: Cancel, place: Place, offset: int) -> None:
         """Into the journal: the owner may be another worker, now or after a crash."""

@@ -110,6 +110,7 @@ class Journal:
     def _flush_call(self, generation: Generation, flush: Flush) -> Call:
         args: list[bytes | str | int] = [
             generation.token,
+            source_of(generation.decoded),
             flush.ids_kept,
             pack(flush.new_ids),
             flush.bounds_kept,
@@ -126,7 +127,7 @@ class Journal:
     ) -> FlushResult:
         """Write the whole journal: over an older owner's or, with the lease, where there is none.
 
-        Returns OK, FENCED, ABSENT (no journal and no lease) or AWAY.
+        Returns OK, CANCELLED (written), FENCED, ABSENT (no journal and no lease) or AWAY.
         """
         args: list[bytes | str | int] = [
             generation.token,
@@ -142,14 +143,19 @@ class Journal:
             int(may_create),
         ]
         try:
-            answer = await self._scripts.run_one(Call(lua.ADOPT, [self._key(generation)], args))
+            answer = await self._scripts.run_one(Call(lua.ADOPT, self._keys_of(generation), args))
         except UnavailableError:
             return FlushResult.AWAY
         return FlushResult(answer.decode())
 
     async def confirm(self, generation: Generation) -> ConfirmResult:
         """confirm: everything is acknowledged; is the journal still mine? Raises: UnavailableError."""
-        args = [generation.token, generation.acknowledged, self._ttl_ms]
+        args: list[bytes | str | int] = [
+            generation.token,
+            source_of(generation.decoded),
+            generation.acknowledged,
+            self._ttl_ms,
+        ]
         answer = await self._scripts.run_one(Call(lua.CONFIRM, [self._key(generation)], args))
         return ConfirmResult(answer.decode())
 
@@ -168,6 +174,10 @@ class Journal:
 
     def _key(self, generation: Generation) -> str:
         return self._keys.journal(generation.decoded.tenant, generation.decoded.request_id)
+
+    def _keys_of(self, generation: Generation) -> list[str]:
+        decoded = generation.decoded
+        return [self._key(generation), self._keys.cancel(decoded.tenant, decoded.request_id)]
 
 
 def source_of(decoded: DecodedRequest) -> str:

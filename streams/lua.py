@@ -26,65 +26,84 @@ else
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[1], 'source', ARGV[2], 'session', ARGV[3])
 end
-if redis.call('GET', KEYS[2]) == ARGV[3] then
+if redis.call('SISMEMBER', KEYS[2], ARGV[3]) == 1 then
   redis.call('HSET', KEYS[1], 'cancel', '1')
-  redis.call('DEL', KEYS[2])
 end
+redis.call('DEL', KEYS[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if found[1] and not recreated then return {'resumed', redis.call('HGETALL', KEYS[1])} end
 return {'created', redis.call('HGETALL', KEYS[1])}
 """
 
 FLUSH = """
--- KEYS journal; ARGV token, ids kept, new ids, bounds kept, new bounds, confirmed, start, prompt,
--- ending, ttl_ms. Appends what this owner made since its last flush; what it repeats is the same.
-local token = redis.call('HGET', KEYS[1], 'token')
-if not token then return 'absent' end
-if tonumber(token) > tonumber(ARGV[1]) then return 'fenced' end
-local old = redis.call('HMGET', KEYS[1], 'ids', 'bounds', 'cancel')
-local ids = string.sub(old[1] or '', 1, ARGV[2] * 4) .. ARGV[3]
-local bounds = string.sub(old[2] or '', 1, ARGV[4] * 4) .. ARGV[5]
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'ids', ids, 'bounds', bounds, 'confirmed', ARGV[6])
-if ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'start', ARGV[7], 'prompt', ARGV[8]) end
-if ARGV[9] ~= '' then redis.call('HSET', KEYS[1], 'ending', ARGV[9]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[10])
-if old[3] then return 'cancelled' end
+-- KEYS journal; ARGV token, source, ids kept, new ids, bounds kept, new bounds, confirmed, start,
+-- prompt, ending, ttl_ms. Appends what this owner made since its last flush; what it repeats is the
+-- same.
+local old = redis.call('HMGET', KEYS[1], 'token', 'source', 'ids', 'bounds', 'cancel', 'done')
+if not old[1] then return 'absent' end
+if tonumber(old[1]) > tonumber(ARGV[1]) then return 'fenced' end
+-- Redis was emptied and another record with this id made its journal here: ours is lost
+if old[2] ~= ARGV[2] then return 'absent' end
+local ids, bounds = old[3] or '', old[4] or ''
+local ids_kept, bounds_kept = ARGV[3] * 4, ARGV[5] * 4
+-- late: a flush that was given up, and arrives after the one that replaced it
+if old[6] or #ids > ids_kept + #ARGV[4] or #bounds > bounds_kept + #ARGV[6] then return 'fenced' end
+-- a replica that was behind became the master: the tail is lost, so the journal is
+if #ids < ids_kept or #bounds < bounds_kept then return 'absent' end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'ids', string.sub(ids, 1, ids_kept) .. ARGV[4],
+  'bounds', string.sub(bounds, 1, bounds_kept) .. ARGV[6], 'confirmed', ARGV[7])
+if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'start', ARGV[8], 'prompt', ARGV[9]) end
+if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'ending', ARGV[10]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[11])
+if old[5] then return 'cancelled' end
 return 'ok'
 """
 
 ADOPT = """
--- KEYS journal; ARGV token, attempt, source, session, ids, bounds, confirmed, start, prompt, ending,
--- ttl_ms, may create ('1'). Writes the whole journal where there is none, or an older owner's.
-local token = redis.call('HGET', KEYS[1], 'token')
-if not token and ARGV[12] ~= '1' then return 'absent' end
-if token and tonumber(token) > tonumber(ARGV[1]) then return 'fenced' end
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[2], 'source', ARGV[3], 'session', ARGV[4],
-  'ids', ARGV[5], 'bounds', ARGV[6], 'confirmed', ARGV[7])
+-- KEYS journal, early cancel; ARGV token, attempt, source, session, ids, bounds, confirmed, start,
+-- prompt, ending, ttl_ms, may create ('1'). Writes the whole journal where there is none, or an older
+-- owner's; a cancel that stands there, or came while there was none, is kept.
+local old = redis.call('HMGET', KEYS[1],
+  'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done')
+if not old[1] and ARGV[12] ~= '1' then return 'absent' end
+if old[1] and tonumber(old[1]) > tonumber(ARGV[1]) then return 'fenced' end
+-- late: an adopt that was given up, and arrives after the one that replaced it
+if old[1] == ARGV[1] and old[2] == ARGV[2]
+  and (old[7] or #(old[3] or '') > #ARGV[5] or #(old[4] or '') > #ARGV[6]) then return 'fenced' end
+local cancelled = old[5] == ARGV[4] and old[6] or redis.call('SISMEMBER', KEYS[2], ARGV[4]) == 1
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[2], 'source', ARGV[3],
+  'session', ARGV[4], 'ids', ARGV[5], 'bounds', ARGV[6], 'confirmed', ARGV[7])
 if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'start', ARGV[8], 'prompt', ARGV[9]) end
 if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'ending', ARGV[10]) end
+if cancelled then redis.call('HSET', KEYS[1], 'cancel', '1') end
 redis.call('PEXPIRE', KEYS[1], ARGV[11])
+if cancelled then return 'cancelled' end
 return 'ok'
 """
 
 CONFIRM = """
--- KEYS journal; ARGV token, confirmed, ttl_ms. confirm: all is published; is the journal still mine?
--- Then only what tells a redelivery and a duplicate apart is kept.
-local token = redis.call('HGET', KEYS[1], 'token')
+-- KEYS journal; ARGV token, source, confirmed, ttl_ms. confirm: all is published; is the journal
+-- still mine? Then only what tells a redelivery and a duplicate apart is kept.
+local old = redis.call('HMGET', KEYS[1], 'token', 'source')
+local token = old[1]
 if not token then return 'absent' end
 if tonumber(token) > tonumber(ARGV[1]) then return 'fenced' end
+if old[2] ~= ARGV[2] then return 'absent' end
 if tonumber(token) < tonumber(ARGV[1]) then return 'older' end
-redis.call('HSET', KEYS[1], 'confirmed', ARGV[2], 'done', '1')
+redis.call('HSET', KEYS[1], 'confirmed', ARGV[3], 'done', '1')
 redis.call('HDEL', KEYS[1], 'prompt', 'ids', 'bounds', 'start', 'ending')
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 'ok'
 """
 
 CANCEL = """
--- KEYS journal, early cancel; ARGV session, ttl_ms of an early cancel.
+-- KEYS journal, early cancel; ARGV session, ttl_ms of an early cancel. Early ones are a set of
+-- sessions: one that names a foreign request must not take the place of its own session's.
 local found = redis.call('HMGET', KEYS[1], 'session', 'ending', 'done')
 if not found[1] then
-  redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+  redis.call('SADD', KEYS[2], ARGV[1])
+  redis.call('PEXPIRE', KEYS[2], ARGV[2])
   return 'early'
 end
 if found[1] ~= ARGV[1] or found[2] or found[3] then return 'no effect' end
@@ -93,14 +112,16 @@ return 'ok'
 """
 
 STORE_SESSION = """
--- KEYS session; ARGV token, version it was read at, request id, turns, messages, ids, ttl_ms.
-local found = redis.call('HMGET', KEYS[1], 'token', 'version', 'last')
-if found[3] == ARGV[3] then return 'stored before' end
-if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then return 'fenced' end
-if (found[2] or '0') ~= ARGV[2] then return 'changed' end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'version', string.format('%.0f', ARGV[2] + 1), 'last', ARGV[3],
-  'turns', ARGV[4], 'messages', ARGV[5], 'ids', ARGV[6])
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
+-- KEYS session; ARGV token, partition, version it was read at, request id, turns, messages, ids,
+-- ttl_ms. Tokens of two partitions cannot be compared; the version tells then.
+local found = redis.call('HMGET', KEYS[1], 'token', 'partition', 'version', 'last')
+if found[4] == ARGV[4] then return 'stored before' end
+if found[2] == ARGV[2] and tonumber(found[1]) > tonumber(ARGV[1]) then return 'fenced' end
+if (found[3] or '0') ~= ARGV[3] then return 'changed' end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'partition', ARGV[2],
+  'version', string.format('%.0f', ARGV[3] + 1), 'last', ARGV[4],
+  'turns', ARGV[5], 'messages', ARGV[6], 'ids', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[8])
 return 'ok'
 """
 

@@ -110,10 +110,14 @@ class Scripts:
 
 
 def connect(url: str) -> "Redis":
-    """A client whose every wait is bounded; one immediate retry replaces a connection gone stale."""
+    """A client for `Scripts`, which bounds every call; one retry replaces a connection gone stale.
+
+    NOTE: no `socket_timeout`. With one, redis-py sends through `asyncio.wait_for`, which loses a
+    cancellation that comes just as the send ends (CPython before 3.12, python/cpython#86296).
+    """
     return Redis.from_url(
         url,
-        socket_timeout=CALL_TIMEOUT_S,
+        socket_timeout=None,
         socket_connect_timeout=CALL_TIMEOUT_S,
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         client_name="headrace-worker",

@@ -33,6 +33,7 @@ from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts, connect
 from headrace.streams.session_store import SessionStore
+from headrace.streams.tasks import cancel_and_wait
 
 STALL_LIMIT_S = 60.0
 """An engine with work that ends no step for this long is not alive; no step takes that long."""
@@ -269,7 +270,7 @@ class Serving:
                 await self._member.commit()
         except TimeoutError:
             log.warning("drain timed out: the rest is handed over by the journal")
-        self._deliveries.drop_all()
+        await cancel_and_wait([*self._deliveries.tasks, *self._background])
         await self._leave()
 
     async def _stop_engine(self) -> None:
@@ -290,8 +291,6 @@ class Serving:
 
     async def _leave(self) -> None:
         """Out of the group first, so that the next owner starts at once; then close the rest."""
-        for task in self._background:
-            task.cancel()
         for what, closing in (
             ("consumer group", self._app.consumer_thread.leave()),
             ("producer", self._publisher.stop()),

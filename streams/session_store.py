@@ -51,16 +51,19 @@ class SessionStore:
         )
 
     async def store(
-        self, generation: Generation, record: SessionRecord, *, read_version: int
+        self, generation: Generation, record: SessionRecord, *, read_version: int, token: int
     ) -> str:
         """Store the conversation after a turn; `read_version` is what the turn was put behind.
+
+        `token`: the newest of the partition's owner, never smaller than the generation's.
 
         Returns `ok`, `stored before` (this turn, by an earlier owner), `changed` (deleted meanwhile) or
         `fenced`. Delivery: idempotent by request id. Raises: UnavailableError.
         """
         decoded = generation.decoded
         args: list[bytes | str | int] = [
-            generation.token,
+            token,
+            decoded.record.partition,
             read_version,
             decoded.request_id,
             record.turns,

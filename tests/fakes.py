@@ -3,7 +3,7 @@
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from headrace.models.stop_strings import StopMatcher
 
@@ -87,8 +87,8 @@ class DelayingProxy:
             server.close()
             for task in self._tasks:
                 task.cancel()
-            for writer in self._writers:
-                writer.close()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await _closed(self._writers)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
@@ -125,6 +125,11 @@ class DelayingProxy:
         finally:
             writer.close()
 
+    async def next_request(self) -> None:
+        """Wait until something more is sent."""
+        num_seen = self.num_requests
+        await self.changes.until(lambda: self.num_requests > num_seen)
+
     def hold_requests(self) -> asyncio.Event:
         """Hold what is sent from now on until the event that is returned is set.
 
@@ -155,5 +160,12 @@ async def silent_server() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for writer in writers:
-            writer.close()
+        await _closed(writers)
+
+
+async def _closed(writers: Sequence[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with suppress(ConnectionError):
+            await writer.wait_closed()

@@ -106,6 +106,10 @@ class Reply:
         return self.events[-1]
 
     @property
+    def failed(self) -> bool:
+        return bool(self.last["object"] == "error")
+
+    @property
     def finish_reason(self) -> str:
         return str(self.last["choices"][0]["finish_reason"])
 

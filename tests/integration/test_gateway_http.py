@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from headrace.consumers.gateway import Bounds, build_app
+from headrace.consumers.request_id import new_request_id
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import ErrorCode, RequestError
@@ -333,9 +335,9 @@ async def test_events_of_a_request_can_be_read_again_from_any_place(stack: Stack
     cursors = [item.removeprefix("id: ") for item in whole if isinstance(item, str)]
     assert await read(cursor=cursors[2]) == whole[6:]
     assert await read(headers={"Last-Event-ID": cursors[0]}) == whole[2:]
-    assert await read(starting_after=3) == []
     url = "/v1/requests/r1/events"
-    assert (await stack.http.get(url, params={"cursor": cursors[3]})).status_code == 204
+    for params in ({"cursor": cursors[3]}, {"starting_after": "3"}):
+        assert (await stack.http.get(url, params=params)).status_code == 204
     for params, status in (
         ({"cursor": "x"}, 400),
         ({"starting_after": "x"}, 400),
@@ -343,7 +345,8 @@ async def test_events_of_a_request_can_be_read_again_from_any_place(stack: Stack
     ):
         assert (await stack.http.get(url, params=params)).status_code == status
     late = await stack.http.get(url, params={"starting_after": "999"})
-    assert '"code":"resume_gap"' in late.text
+    assert late.status_code == 410
+    assert late.json()["error"]["code"] == "resume_gap"
 
 
 async def test_events_follow_an_answer_that_is_being_written(stack: Stack) -> None:
@@ -407,3 +410,23 @@ async def test_keys_decide_the_tenant(stack: Stack, tmp_path: Path) -> None:
         assert (await http.get("/v1/models", headers=foreign)).status_code == 401
         own = headers | {"Origin": f"http://{address}"}
         assert (await http.get("/v1/models", headers=own)).status_code == 200
+
+
+async def test_a_request_that_nobody_sent_is_unknown(stack: Stack) -> None:
+    """404, unless it waits in the requests topic: then its reader waits too."""
+    waiting = {"request_id": "r1", "session_id": "s1", "prompt": "x"}
+    producer = AIOKafkaProducer(bootstrap_servers=stack.settings.kafka)
+    await producer.start()
+    try:
+        value = json.dumps(waiting).encode()
+        await producer.send_and_wait(stack.settings.topics.requests, value, key=b"s1")
+    finally:
+        await producer.stop()
+    for name in ("r2", new_request_id()):
+        answered = await stack.http.get(f"/v1/requests/{name}/events")
+        assert answered.status_code == 404
+        assert answered.json()["error"]["param"] == "request_id"
+    for params in ({}, {"session_id": "s1"}):
+        url = "/v1/requests/r1/events"
+        async with stack.http.stream("GET", url, params=params) as response:
+            assert response.status_code == 200

@@ -256,9 +256,9 @@ class World:
         )
         while self.in_flight:
             event = self.in_flight[0]
-            if event["attempt"] == generation.attempt:
-                if event["sequence_number"] >= generation.acknowledged:
-                    break
+            current = event["attempt"] == generation.attempt
+            if current and event["sequence_number"] >= generation.acknowledged:
+                break
             self.log.append(self.in_flight.pop(0))
 
     def stream(self, num_tokens: int) -> None:
@@ -384,7 +384,12 @@ endings = st.sampled_from(
 
 
 def apply(world: World, name: str, argument: Any) -> None:
+    """One of `actions`."""
     outcome = {"answered": argument == "ok", "carried_out": argument != "not carried out"}
+    if name.endswith("journal lost") or name == "lose journal":
+        world.journal.fields = None
+    if name.startswith("crash"):
+        world.claim(argument)
     match name:
         case "stream":
             world.stream(argument)
@@ -394,13 +399,6 @@ def apply(world: World, name: str, argument: Any) -> None:
             world.flush(**outcome, meanwhile=1)
         case "publish":
             world.publish(argument)
-        case "crash":
-            world.claim(argument)
-        case "lose journal":
-            world.journal.fields = None
-        case "crash, journal lost":
-            world.journal.fields = None
-            world.claim(argument)
         case "cancel":
             world.cancel()
         case "redis back":

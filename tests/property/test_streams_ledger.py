@@ -1,4 +1,4 @@
-"""Whatever the order of records, ends and rebalances: no offset is committed past unfinished work."""
+"""In any order of records, ends and rebalances: nothing is committed past unfinished work."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -115,6 +115,7 @@ class ScriptedSink(RecordingSink):
         self.words, self.pause_s = list(words), pause_s
         self.error: RequestError | None = None
         self.silent = False
+        self.worker: str | None = None
         self._events = events
         self._tasks: asyncio.TaskGroup = asyncio.TaskGroup()
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -144,6 +145,8 @@ class ScriptedSink(RecordingSink):
                 build = writer(body["request_id"], session_id)
                 number = orjson.loads(value)["sequence_number"]
                 value = build.chunk(number, "", completion=completion("cancelled")).value
+            if self.worker:
+                value = orjson.dumps(orjson.loads(value) | {"worker": self.worker})
             await self._events.write(value, session_id=session_id, tenant=tenant)
             if stop:
                 return

@@ -1,0 +1,264 @@
+"""Journal before publish: what is written, held back and shown for any answer of the journal."""
+
+import asyncio
+from collections.abc import Sequence
+
+import orjson
+import pytest
+
+from headrace.schemas.request import Record, decode_request
+from headrace.streams.flusher import Flusher
+from headrace.streams.generation import Flush, Generation, Standing
+from headrace.streams.journal import FlushResult
+from tests.unit.streams.pipeline import MemoryJournal, Pipeline, pipeline
+
+
+def running(p: Pipeline, request_id: str = "r1") -> Generation:
+    """A generation whose journal is claimed, outside of any delivery."""
+    record = p.record(request_id)
+    assignment = p.ownership.get(record.partition)
+    assert assignment is not None
+    token = assignment.token
+    return Generation(decode_request(record), token=token, attempt=token)
+
+
+async def claimed(p: Pipeline, request_id: str = "r1") -> Generation:
+    generation = running(p, request_id)
+    await p.journal.claim(generation.decoded, token=generation.token, may_create=True)
+    return generation
+
+
+def make(p: Pipeline, generation: Generation, text: str) -> None:
+    """The engine made text for it."""
+    generation.extend(list(text.encode()), text)
+    p.flusher.touch(generation)
+
+
+async def test_nothing_is_published_before_the_journal_has_answered() -> None:
+    """However long that takes, and whatever the engine makes meanwhile."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        p.redis.answering.clear()
+        make(p, generation, "ab")
+        await p.settle()
+        make(p, generation, "cd")
+        await p.settle()
+        assert p.publisher.log == []
+        p.redis.answering.set()
+        await p.until(lambda: p.text("r1") == "abcd")
+        assert p.calls.of("r1")[1:] == ["flush", "publish", "flush", "publish"]
+
+
+async def test_one_away_answer_holds_one_generation_back() -> None:
+    """Redis refused one of the calls of a round trip; the others are shown."""
+
+    class RefusingJournal(MemoryJournal):
+        refusing = True
+
+        async def flush(self, flushes: Sequence[tuple[Generation, Flush]]) -> list[FlushResult]:
+            results = []
+            for generation, flush in flushes:
+                if self.refusing and generation.decoded.request_id == "r1":
+                    results.append(FlushResult.AWAY)
+                else:
+                    results += await super().flush([(generation, flush)])
+            return results
+
+    async with pipeline() as p:
+        journal = RefusingJournal(p.redis, p.calls)
+        flusher = Flusher(
+            journal,
+            p.redis,
+            p.publisher,
+            p.ownership,
+            p.lease,
+            on_cancel=lambda _: None,
+            on_fenced=lambda _: None,
+        )
+        generations = [running(p, name) for name in ("r1", "r2")]
+        for generation in generations:
+            await journal.claim(generation.decoded, token=generation.token, may_create=True)
+            generation.extend([97], "a")
+            flusher.touch(generation)
+        await flusher.tick()
+        assert (p.text("r1"), p.text("r2")) == ("", "a")
+        assert not flusher.is_idle
+        journal.refusing = False
+        await flusher.tick()
+        assert p.text("r1") == "a"
+        assert flusher.is_idle
+
+
+async def test_a_fenced_generation_is_reported_and_not_published() -> None:
+    """Another owner has it."""
+    async with pipeline() as p:
+        fenced: list[Generation] = []
+        flusher = Flusher(
+            p.journal,
+            p.redis,
+            p.publisher,
+            p.ownership,
+            p.lease,
+            on_cancel=lambda _: None,
+            on_fenced=fenced.append,
+        )
+        generation = await claimed(p)
+        p.journal.of("r1").token += 1
+        generation.extend([97], "a")
+        flusher.touch(generation)
+        await flusher.tick()
+        assert fenced == [generation]
+        assert p.publisher.log == []
+        assert flusher.is_idle
+
+
+async def test_a_forgotten_generation_is_not_published_by_the_round_that_had_it() -> None:
+    """Its delivery was dropped while Redis did not answer."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        p.redis.answering.clear()
+        make(p, generation, "ab")
+        await p.settle()
+        p.flusher.forget(generation)
+        p.redis.go_away()
+        p.redis.answering.set()
+        await p.settle()
+        assert p.flusher.is_idle
+
+
+async def test_a_forgotten_generation_does_not_come_back_with_the_partition() -> None:
+    """Unjournaled, dropped, and the partition is ours again: the old one must not adopt it.
+
+    It was adopted under its old attempt, which readers ignore.
+    """
+    async with pipeline() as p:
+        p.redis.go_away()
+        generation = running(p)
+        generation.standing = Standing.UNJOURNALED
+        make(p, generation, "ab")
+        await p.settle()
+        assert p.text("r1") == "ab"
+        p.flusher.forget(generation)
+        p.ownership.keep_only([])
+        await asyncio.sleep(0.12)  # two retries
+        p.assign()
+        p.redis.come_back()
+        await asyncio.sleep(0.12)  # two retries
+        assert p.journal.stored == {}
+
+
+async def test_a_cancelled_caller_does_not_take_the_others_text_with_it() -> None:
+    """A delivery that asks for a round of its own is dropped in the middle of it.
+
+    The round was cut off between taking and publishing: what it held for others was never shown.
+    """
+    async with pipeline() as p:
+        other = await claimed(p, "r2")
+        p.redis.go_away()
+        await p.send("r1", session="s9")
+        p.publisher.acknowledging = False
+        await p.say("r1", "ab", finish=True)
+        await p.changes.until(lambda: ("last", "r1") in p.calls)
+        make(p, other, "text of r2")  # held back
+        await p.settle()
+        p.journal.answers_after_confirm = False
+        p.publisher.acknowledging = True
+        p.redis.come_back()
+        p.publisher.acknowledge()  # confirm finds no journal: unjournaled, it must be adopted first
+        await p.changes.until(lambda: ("confirm", "r1") in p.calls)
+        await p.settle()
+        p.lose_partitions()
+        await p.settle()
+        p.redis.answering.set()
+        await p.until(lambda: p.text("r2") == "text of r2")
+
+
+async def test_a_cancel_that_stands_in_the_journal_is_reported_until_it_has_ended() -> None:
+    """Each flush says so; after the end nothing is reported."""
+    async with pipeline() as p:
+        cancelled: list[Generation] = []
+        flusher = Flusher(
+            p.journal,
+            p.redis,
+            p.publisher,
+            p.ownership,
+            p.lease,
+            on_cancel=cancelled.append,
+            on_fenced=lambda _: None,
+        )
+        generation = await claimed(p)
+        await p.journal.cancel(tenant="default", request_id="r1", session_id="s1")
+        generation.extend([97], "a")
+        flusher.touch(generation)
+        await flusher.tick()
+        assert cancelled == [generation]
+
+
+@pytest.mark.parametrize("leased", [True, False])
+async def test_a_lost_journal_is_written_anew_under_the_lease_only(leased: bool) -> None:
+    """The larger attempt holds all text so far in one chunk."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        make(p, generation, "ab")
+        await p.until(lambda: p.text("r1") == "ab")
+        if not leased:
+            p.lease.suspend()
+        p.journal.forget_everything()
+        make(p, generation, "cd")
+        await asyncio.sleep(0.12)  # two retries
+        bounds = [len(one.entry.bounds) for one in p.journal.stored.values()]
+        assert bounds == ([1] if leased else [])
+        assert (p.text("r1") == "ab") is not leased
+
+
+async def test_a_partition_that_was_lost_makes_no_new_attempt() -> None:
+    """The lease is held, but this partition is another's."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        p.journal.forget_everything()
+        p.assign(PARTITION_OF_ANOTHER_SESSION)
+        make(p, generation, "ab")
+        await asyncio.sleep(0.12)  # two retries
+        assert p.journal.stored == {}
+        assert p.publisher.log == []
+
+
+PARTITION_OF_ANOTHER_SESSION = 5
+
+
+async def test_what_redis_loses_while_it_is_away_is_a_larger_attempt() -> None:
+    """Held back first, then told that the journal is gone."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        make(p, generation, "ab")
+        await p.until(lambda: p.text("r1") == "ab")
+        p.redis.go_away()
+        make(p, generation, "cd")
+        await p.settle()
+        p.journal.forget_everything()
+        p.redis.come_back()
+        await p.until(lambda: p.text("r1") == "ababcd")
+        attempts = [event["attempt"] for event in p.publisher.log]
+        assert attempts[0] < attempts[1]
+
+
+async def test_a_new_owner_publishes_what_was_not_acknowledged() -> None:
+    """Touched with nothing new: only what was journaled before goes out."""
+    async with pipeline() as p:
+        generation = await claimed(p)
+        generation.extend([97], "a")
+        flush = generation.next_flush()
+        assert flush is not None
+        await p.journal.flush([(generation, flush)])
+        generation.flushed(flush)
+        p.flusher.touch(generation)
+        await p.until(lambda: p.text("r1") == "a")
+        p.flusher.touch(generation)
+        await p.settle()
+        assert p.text("r1") == "a"
+
+
+def test_records_of_these_tests_are_requests() -> None:
+    """The helper's records decode, so nothing here tests refusals by accident."""
+    record = Record("requests", 3, 1, 0, b"s1", orjson.dumps({"prompt": "hi"}), [])
+    assert decode_request(record).error is None
