@@ -20,7 +20,7 @@ from headrace.schemas.request import DecodedRequest
 from headrace.streams.claiming import POLL_INTERVAL_S, Claimant, Outcome
 from headrace.streams.flusher import Flusher
 from headrace.streams.generation import Ending, Generation, JournalEntry, Standing, TextStream
-from headrace.streams.journal import Claim, ConfirmResult, Journal
+from headrace.streams.journal import Claim, ClaimKind, ConfirmResult, Journal
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.preparation import ServedModel, conversation_after, prepare, sampling_of
@@ -91,6 +91,8 @@ class Delivery:
                 self._parts.metrics.fenced.inc()
                 self._drop()
                 await self.claimant.ask_with_new_token()
+        except EngineStoppedError:
+            return Outcome.NOT_OURS  # draining, or dead: the next owner goes on
         finally:
             self._drop()
 
@@ -132,6 +134,8 @@ class Delivery:
         generation = self._begin(Generation(self.decoded, token=token, attempt=entry.attempt))
         assert self._stream is not None  # noqa: S101
         generation.restore(entry, self._stream)
+        if claim.kind is ClaimKind.UNREADABLE:
+            generation.standing = Standing.LOST
         if entry.start is not None:
             self._parts.metrics.resumed.inc()
         if entry.cancelled:
@@ -189,7 +193,7 @@ class Delivery:
             self._parts.engine.add(self._engine_request(generation))
             self._in_engine = True
         except EngineStoppedError:
-            raise  # not this request's fault: the worker ends, the next owner goes on
+            raise  # not this request's fault
         except RequestError as problem:
             await self._refuse(generation, problem, poison=isinstance(problem, UndecodableError))
         except Exception as problem:

@@ -1,12 +1,13 @@
-"""Offsets that are no records: transaction markers and aborted records at the end of a partition.
+"""What the intake never saw: transaction markers, aborted records, and records that got lost on the way.
 
-Nobody is handed them, so the ledger cannot finish them; without this, an idle group would show a lag that
-is no work. Only what a second, group-less reader has found empty is stepped over. What it finds full was
-fetched and thrown away on the way here (Faust does that around rebalances): it is read again.
+Nobody is handed a marker, so the ledger cannot finish it, and an idle group would show a lag that is no
+work. And around rebalances Faust throws fetched records away. A second, group-less consumer looks: what
+it finds empty is filled in the ledger, what it finds full is read again.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
+from enum import Enum
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -16,61 +17,57 @@ from faust.types import TP
 from headrace.schemas.settings import Settings
 from headrace.streams.intake import Intake
 from headrace.streams.kafka import PipelineApp
-from headrace.streams.ledger import AckLedger, Place
+from headrace.streams.ledger import AckLedger, Gap, Place
 
 LOOK_INTERVAL_S = 1.0
-LOOK_TIMEOUT_S = 3.0
+LOOK_TIMEOUT_S = 5.0
+GAP_TIMEOUT_S = 1.0
+MAX_GAPS_A_LOOK = 20
+"""Per partition; the rest has its turn at the next look."""
 
 log = structlog.get_logger(__name__)
 
-Gap = tuple[int, int]
-"""[start, end): the offset after the last record taken, and the partition's end."""
+
+class Found(Enum):
+    """What stands in a gap."""
+
+    NOTHING = "nothing"
+    RECORDS = "records"
+    UNKNOWN = "unknown"
+    """An open transaction, or no answer in time."""
 
 
 class GapWatcher:
-    """Looks at partitions that are idle but not at their end, twice in a row with the same gap."""
+    """Looks at gaps that were there twice in a row."""
 
     def __init__(
         self, settings: Settings, app: PipelineApp, ledger: AckLedger, intake: Intake
     ) -> None:
         self._settings, self._app = settings, app
         self._ledger, self._intake = ledger, intake
-        self._seen: dict[Place, Gap] = {}
+        self._seen: set[tuple[Place, Gap]] = set()
 
-    async def look(self, places: Iterable[Place]) -> None:
-        """Step over what is empty in `places`. Raises: KafkaError, TimeoutError (try again later)."""
-        async with asyncio.timeout(2 * LOOK_TIMEOUT_S):
-            gaps = await self._gaps([place for place in places if not self._ledger.is_busy(place)])
-            lasting = {place: gap for place, gap in gaps.items() if self._seen.get(place) == gap}
-            self._seen = gaps
-            if not lasting:
-                return
-            ends = await self._empty_up_to(lasting)
-            for place, (start, _) in lasting.items():
-                if place in ends:
-                    self._ledger.step_over(place, start, ends[place])
-                elif not self._intake.is_taking and not self._ledger.is_busy(place):
-                    await self._read_again(place, start)
+    async def watch(self, owned: Callable[[], Iterable[Place]]) -> None:
+        """Look for ever, on a timer. Cancel: safe."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    await self.look([place for place in owned() if self._ledger.has_begun(place)])
+            except (KafkaError, TimeoutError):
+                continue  # Kafka is away: nothing is known, so nothing is filled
 
-    async def _read_again(self, place: Place, start: int) -> None:
-        log.warning("records were fetched and not taken: read again", place=place, offset=start)
-        await self._app.consumer.seek(TP(*place), start)
-
-    async def _gaps(self, places: list[Place]) -> dict[Place, Gap]:
+    async def look(self, places: list[Place]) -> None:
+        """Settle the gaps in `places`. Raises: KafkaError, TimeoutError (try again later)."""
         if not places:
-            return {}
-        thread = self._app.consumer_thread
-        gaps = {}
-        for place, end in (await thread.end_offsets(places)).items():
-            start = self._ledger.idle_from(place)
-            if start is None:
-                start = await thread.committed(place) or 0
-            if start < end:
-                gaps[place] = (start, end)
-        return gaps
-
-    async def _empty_up_to(self, gaps: dict[Place, Gap]) -> dict[Place, int]:
-        """How far each gap holds no committed record; a gap with a record in it is left out."""
+            return
+        ends = await self._app.consumer_thread.end_offsets(places)
+        gaps = {
+            (place, gap) for place, end in ends.items() for gap in self._ledger.gaps(place, end)
+        }
+        lasting, self._seen = sorted(gaps & self._seen), gaps
+        if not lasting:
+            return
         consumer = AIOKafkaConsumer(
             **self._settings.kafka_options(),
             isolation_level="read_committed",
@@ -79,34 +76,35 @@ class GapWatcher:
         )
         await consumer.start()
         try:
-            places = {TopicPartition(*place): place for place in gaps}
-            consumer.assign(list(places))
-            for partition, place in places.items():
-                consumer.seek(partition, gaps[place][0])
-            found: set[TopicPartition] = set()
-            positions: dict[TopicPartition, int] = {}
-            deadline_s = asyncio.get_running_loop().time() + LOOK_TIMEOUT_S
-            while asyncio.get_running_loop().time() < deadline_s:
-                found |= (await consumer.getmany(timeout_ms=100)).keys()
-                positions = {one: await consumer.position(one) for one in places}
-                if all(
-                    one in found or positions[one] >= gaps[place][1]
-                    for one, place in places.items()
-                ):
-                    break
+            for place in sorted({place for place, _ in lasting}):
+                of_place = [gap for one, gap in lasting if one == place]
+                await self._settle(consumer, place, of_place[:MAX_GAPS_A_LOOK])
         finally:
             await consumer.stop()
-        return {
-            place: positions[one]
-            for one, place in places.items()
-            if one not in found and positions[one] > gaps[place][0]
-        }
 
-    async def watch(self, owned: Callable[[], Iterable[Place]]) -> None:
-        """Look for ever, on a timer. Cancel: safe."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            try:
-                await self.look(owned())
-            except (KafkaError, TimeoutError):
-                continue  # Kafka is away: nothing is known, nothing is stepped over
+    async def _settle(self, consumer: AIOKafkaConsumer, place: Place, gaps: list[Gap]) -> None:
+        for gap in gaps:
+            found = await _look_into(consumer, place, gap)
+            if found is Found.NOTHING:
+                self._ledger.fill(place, gap)
+            elif found is Found.RECORDS and not self._intake.is_taking:
+                log.warning("records were fetched and not taken: read again", place=place, gap=gap)
+                await self._app.consumer.seek(TP(*place), gap[0])
+                return
+
+
+async def _look_into(consumer: AIOKafkaConsumer, place: Place, gap: Gap) -> Found:
+    partition, (start, end) = TopicPartition(*place), gap
+    consumer.assign([partition])
+    consumer.seek(partition, start)
+    try:
+        async with asyncio.timeout(GAP_TIMEOUT_S):
+            while True:
+                records = await consumer.getmany(partition, timeout_ms=50, max_records=1)
+                if records:
+                    first = records[partition][0].offset
+                    return Found.RECORDS if first < end else Found.NOTHING
+                if await consumer.position(partition) >= end:
+                    return Found.NOTHING
+    except TimeoutError:
+        return Found.UNKNOWN

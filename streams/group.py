@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -17,7 +17,7 @@ from headrace.streams.ownership import Assignment, Lease, Ownership
 
 COMMIT_INTERVAL_S = 0.5
 COMMIT_TIMEOUT_S = 10.0
-END_OFFSETS_TIMEOUT_S = 2.0
+OFFSETS_TIMEOUT_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,9 @@ class GroupMember:
         self._ownership.keep_only(partitions)
         for place, offset in self._ledger.keep_only(places):
             self._deliveries.drop(place, offset)
-        tokens, ends = await asyncio.gather(self._tokens(partitions), self._ends(partitions))
+        tokens, ends, _ = await asyncio.gather(
+            self._tokens(partitions), self._ends(partitions), self._begin(places)
+        )
         self._ownership.assign(
             Assignment(partition, token, ends.get(partition))
             for partition, token in zip(partitions, tokens, strict=True)
@@ -78,12 +80,24 @@ class GroupMember:
         """Where each partition ended when it was assigned; unknown counts as: nothing came since."""
         places = [Place(self._topics.requests, partition) for partition in partitions]
         try:
-            async with asyncio.timeout(END_OFFSETS_TIMEOUT_S):
+            async with asyncio.timeout(OFFSETS_TIMEOUT_S):
                 found = await self._app.consumer_thread.end_offsets(places)
         except (KafkaError, TimeoutError) as problem:
             log.warning("end offsets unknown", problem=repr(problem))
             return {}
         return {place.partition: offset for place, offset in found.items()}
+
+    async def _begin(self, places: Collection[Place]) -> None:
+        """Tell the ledger where the group goes on; without that it lets nothing be committed."""
+        try:
+            async with asyncio.timeout(OFFSETS_TIMEOUT_S):
+                found = await self._app.consumer_thread.begin_offsets(list(places))
+        except (KafkaError, TimeoutError) as problem:
+            log.warning("committed offsets unknown, asked again", problem=repr(problem))
+            return
+        for place, offset in found.items():
+            if place in self.places:
+                self._ledger.begin(place, offset)
 
     async def commit_for_ever(self) -> None:
         """commit, on a timer. Cancel: what is not committed is delivered again, and found done."""
@@ -93,8 +107,11 @@ class GroupMember:
 
     async def commit(self) -> bool:
         """commit: the watermark of every partition. A refused one is tried again by the next call."""
+        unknown = [place for place in self.places if not self._ledger.has_begun(place)]
+        if unknown:
+            await self._begin(unknown)
         due = self._ledger.watermarks()
-        if not due or not self.joined:
+        if not due:
             return True
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -102,7 +119,6 @@ class GroupMember:
         except TimeoutError:
             log.warning("commit got no answer, it is tried again", partitions=len(due))
             return False
-        if accepted:
-            for place, offset in due.items():
-                self._ledger.committed(place, offset)
-        return accepted
+        for place in accepted:
+            self._ledger.committed(place, due[place])
+        return len(accepted) == len(due)

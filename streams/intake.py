@@ -4,6 +4,7 @@ A full worker stops reading: Faust pauses the partition, the backlog stays in Ka
 """
 
 import asyncio
+from contextlib import suppress
 from collections.abc import Coroutine
 
 import structlog
@@ -17,6 +18,9 @@ from headrace.streams.deliveries import Deliveries
 from headrace.streams.delivery import Delivery, Parts
 from headrace.streams.ledger import AckLedger, Place
 from headrace.streams.session_queue import SessionKey, SessionQueues
+
+TOKEN_TIMEOUT_S = 10.0
+"""A record whose partition is not ours by then is not ours at all."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,17 +69,24 @@ class Intake:
         if self._closed or not self._ledger.take(place, record.offset, now_s):
             return
         await self._admission.acquire()
-        while self._ledger.is_open(place, record.offset) and not self._parts.ownership.owns(
-            record.partition
-        ):
-            await asyncio.sleep(POLL_INTERVAL_S)  # assigned just now: its token is on the way
-        if self._closed or not self._ledger.is_open(place, record.offset):
-            self._admission.release()  # a rebalance took the partition away meanwhile
+        if not await self._owned(record, place) or self._closed:
+            self._ledger.give_back(place, record.offset)
+            self._admission.release()
             return
         if record.value is None:
             self._take_tombstone(record, place)
         else:
             await self._take(record, place)
+
+    async def _owned(self, record: Record, place: Place) -> bool:
+        """Whether it is still ours; a partition assigned just now has its token on the way."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                while self._ledger.is_open(place, record.offset):
+                    if self._parts.ownership.owns(record.partition):
+                        return True
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        return False  # a rebalance took the partition away meanwhile
 
     async def _take(self, record: Record, place: Place) -> None:
         decoded = decode_request(record)

@@ -3,10 +3,12 @@
 Knows nothing of Kafka or the engine; what the answers mean for a generation is decided by its callers.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import structlog
 from redis.exceptions import RedisError
 
 from headrace.schemas.errors import UnavailableError
@@ -16,6 +18,8 @@ from headrace.streams import lua
 from headrace.streams.generation import Flush, Generation, JournalEntry
 from headrace.streams.journal_codec import decode_entry, encode_ending, encode_start, pack
 from headrace.streams.redis_scripts import CALL_TIMEOUT_S, Call, Scripts
+
+log = structlog.get_logger(__name__)
 
 EARLY_CANCEL_TTL_MS = 3_600_000
 """How long a cancel waits for its request to be read: longer than a backlog that anybody still reads."""
@@ -29,6 +33,8 @@ class ClaimKind(Enum):
     FENCED = "fenced"
     ABSENT = "absent"
     """There is no journal and this worker may not make one."""
+    UNREADABLE = "unreadable"
+    """Another version of this program wrote it: as if it were lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,12 @@ class Journal:
         if kind not in (ClaimKind.CREATED, ClaimKind.RESUMED):
             return Claim(kind)
         fields = answer[1]
-        return Claim(kind, decode_entry(dict(zip(fields[::2], fields[1::2], strict=True))))
+        try:
+            entry = decode_entry(dict(zip(fields[::2], fields[1::2], strict=True)))
+        except (KeyError, TypeError, ValueError, struct.error) as problem:
+            log.warning("journal unreadable", request_id=decoded.request_id, problem=repr(problem))
+            return Claim(ClaimKind.UNREADABLE)
+        return Claim(kind, entry)
 
     async def flush(self, flushes: Sequence[tuple[Generation, Flush]]) -> list[FlushResult]:
         """flush: append every generation's new tokens, in one round trip. Never raises for Redis."""

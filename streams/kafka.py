@@ -76,26 +76,44 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
                 self._consumer.seek(tp, offset)
         return committed
 
-    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
-        """Commit in the consumer's own thread; False: the group refused, or Kafka is away."""
-        done: bool = await self.call_thread(self._commit_watermarks, offsets)
-        return done
+    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> set[Place]:
+        """Commit in the consumer's own thread; returns what the group accepted.
 
-    async def _commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
+        What is not assigned any more is left out; nothing is accepted while Kafka is away.
+        """
+        accepted: set[Place] = await self.call_thread(self._commit_watermarks, offsets)
+        return accepted
+
+    async def _commit_watermarks(self, offsets: Mapping[Place, int]) -> set[Place]:
         assigned = self._consumer.assignment()
-        due = {
-            TopicPartition(*place): OffsetAndMetadata(offset, "")
-            for place, offset in offsets.items()
-            if TopicPartition(*place) in assigned
-        }
-        if len(due) < len(offsets):
-            return False
+        places = {place for place in offsets if TopicPartition(*place) in assigned}
+        due = {TopicPartition(*place): OffsetAndMetadata(offsets[place], "") for place in places}
         try:
-            await self._consumer.commit(due)
+            if due:
+                await self._consumer.commit(due)
         except (KafkaError, IllegalStateError) as problem:
             logger.info("commit refused, it is tried again: %r", problem)
-            return False
-        return True
+            return set()
+        return places
+
+    async def begin_offsets(self, places: list[Place]) -> dict[Place, int]:
+        """Where the group goes on in each partition: committed, else the beginning.
+
+        Raises: KafkaError.
+        """
+        found: dict[Place, int] = await self.call_thread(self._begin_offsets, places)
+        return found
+
+    async def _begin_offsets(self, places: list[Place]) -> dict[Place, int]:
+        committed = {
+            place: await self._consumer.committed(TopicPartition(*place)) for place in places
+        }
+        unset = [TopicPartition(*place) for place, offset in committed.items() if offset is None]
+        starts = await self._consumer.beginning_offsets(unset) if unset else {}
+        return {
+            place: starts[TopicPartition(*place)] if offset is None else offset
+            for place, offset in committed.items()
+        }
 
     async def end_offsets(self, places: list[Place]) -> dict[Place, int]:
         """The end of each partition now. Raises: KafkaError."""
@@ -105,11 +123,6 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
     async def _end_offsets(self, places: list[Place]) -> dict[Place, int]:
         found = await self._consumer.end_offsets([TopicPartition(*place) for place in places])
         return {Place(tp.topic, tp.partition): offset for tp, offset in found.items()}
-
-    async def committed(self, place: Place) -> int | None:
-        """What the group has committed for a partition. Raises: KafkaError."""
-        found: int | None = await self.call_thread(self._consumer.committed, TopicPartition(*place))
-        return found
 
     async def leave(self) -> None:
         """Close the consumer, which tells the group at once that its partitions are free."""
@@ -157,7 +170,8 @@ class PipelineApp(faust.App):  # type: ignore[misc]
 
     @property
     def consumer_thread(self) -> _ConsumerThread:
-        return self.consumer._thread
+        thread: _ConsumerThread = self.consumer._thread
+        return thread
 
 
 def build_app(settings: Settings, lease: Lease) -> PipelineApp:

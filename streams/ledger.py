@@ -2,12 +2,14 @@
 
 Plain state, no I/O. Knows nothing of requests; it must be told of every record taken.
 
-    offset     40        41        42      43        44        45
-    state      finished  finished  open    finished  finished  not taken
-    watermark                      ^ 42, the lowest unfinished offset
+    offset     40        41        42      43        44     45     46        47
+    state      finished  finished  open    finished  hole   hole   finished  not taken
+    watermark                      ^ 42, the lowest offset that is open or in a hole
 
-With nothing open the watermark is the offset after the last record taken: never the consumer's
-position, because records that were fetched but not yet taken lie below that one.
+A hole is what was jumped over: transaction markers and aborted records, or records that were fetched and
+thrown away before they came here. It holds the watermark until somebody has looked (`gaps.py`). With
+nothing open the watermark is the offset after the last record taken: never the consumer's position,
+because records that were fetched but not yet taken lie below that one.
 """
 
 from collections.abc import Collection
@@ -22,11 +24,17 @@ class Place(NamedTuple):
     partition: int
 
 
+Gap = tuple[int, int]
+"""Offsets [start, end)."""
+
+
 @dataclass(slots=True)
 class _Partition:
     open: dict[int, float] = field(default_factory=dict)  # offset -> when it was taken, monotonic s
-    last_taken: int = -1
-    committed: int = -1
+    holes: list[Gap] = field(default_factory=list)
+    first_offset: int | None = None
+    next_offset: int | None = None  # after everything that was taken or found empty
+    committed: int | None = None  # None: not known where to begin, so nothing may be committed
 
 
 class AckLedger:
@@ -35,13 +43,36 @@ class AckLedger:
     def __init__(self) -> None:
         self._partitions: dict[Place, _Partition] = {}
 
+    def begin(self, place: Place, committed: int) -> None:
+        """Note what the group has committed at an assignment; for a kept partition too.
+
+        Records may have been taken before; what lies between is a hole.
+        """
+        partition = self._partitions.setdefault(place, _Partition())
+        if partition.committed is None:
+            if partition.first_offset is None:
+                partition.next_offset = committed
+            elif committed < partition.first_offset:
+                partition.holes.insert(0, (committed, partition.first_offset))
+        partition.committed = max(partition.committed or 0, committed)
+        self.fill(place, (0, committed))
+
+    def has_begun(self, place: Place) -> bool:
+        partition = self._partitions.get(place)
+        return partition is not None and partition.committed is not None
+
     def take(self, place: Place, offset: int, now_s: float) -> bool:
         """Note a record as open. False: it is open already (read again after a rebalance)."""
         partition = self._partitions.setdefault(place, _Partition())
         if offset in partition.open:
             return False
+        if partition.next_offset is None:
+            partition.first_offset = offset
+        elif offset > partition.next_offset:
+            partition.holes.append((partition.next_offset, offset))
         partition.open[offset] = now_s
-        partition.last_taken = max(partition.last_taken, offset)
+        partition.next_offset = max(partition.next_offset or 0, offset + 1)
+        partition.holes = _without(partition.holes, (offset, offset + 1))
         return True
 
     def is_open(self, place: Place, offset: int) -> bool:
@@ -55,48 +86,54 @@ class AckLedger:
         if partition is not None:
             partition.open.pop(offset, None)
 
+    def give_back(self, place: Place, offset: int) -> None:
+        """Note an open record as not taken after all: a hole, which is read again."""
+        partition = self._partitions.get(place)
+        if partition is not None and partition.open.pop(offset, None) is not None:
+            partition.holes.append((offset, offset + 1))
+
     def keep_only(self, places: Collection[Place]) -> list[tuple[Place, int]]:
         """Forget every other partition; returns their open records, which another worker redoes."""
         lost = [place for place in self._partitions if place not in places]
         return [(place, offset) for place in lost for offset in self._partitions.pop(place).open]
 
-    def idle_from(self, place: Place) -> int | None:
-        """The offset after the last record taken, if all are finished; None: busy, or none taken."""
-        partition = self._partitions.get(place)
-        if partition is None or partition.open or partition.last_taken < 0:
-            return None
-        return partition.last_taken + 1
-
-    def is_busy(self, place: Place) -> bool:
-        partition = self._partitions.get(place)
-        return partition is not None and bool(partition.open)
-
-    def step_over(self, place: Place, start: int, end: int) -> None:
-        """Note that no record stands in [start, end): it was looked for while nothing was open.
-
-        Without effect when a record was taken meanwhile.
+    def gaps(self, place: Place, end: int) -> list[Gap]:
+        """What may be empty or may have been lost on the way: the holes and, with nothing open, what
+        lies between the last record taken and the partition's end.
         """
-        partition = self._partitions.setdefault(place, _Partition())
-        if (
-            not partition.open
-            and partition.last_taken < end
-            and (partition.last_taken + 1 in (0, start))
-        ):
-            partition.last_taken = end - 1
+        partition = self._partitions.get(place)
+        if partition is None or partition.committed is None or partition.next_offset is None:
+            return []
+        tail = (partition.next_offset, end)
+        idle = not partition.open and tail[0] < end
+        return [*partition.holes, tail] if idle else list(partition.holes)
+
+    def fill(self, place: Place, empty: Gap) -> None:
+        """Note that no record stands in `empty`."""
+        partition = self._partitions.get(place)
+        if partition is None:
+            return
+        partition.holes = _without(partition.holes, empty)
+        start, end = empty
+        if partition.next_offset is not None and start <= partition.next_offset < end:
+            partition.next_offset = end
 
     def watermarks(self) -> dict[Place, int]:
         """What may be committed now and was not yet: per partition, the next offset to read."""
         due = {}
         for place, partition in self._partitions.items():
-            watermark = min(partition.open, default=partition.last_taken + 1)
-            if watermark > partition.committed and partition.last_taken >= 0:
+            if partition.committed is None or partition.next_offset is None:
+                continue
+            unfinished = [*partition.open, *(start for start, _ in partition.holes)]
+            watermark = min(unfinished, default=partition.next_offset)
+            if watermark > partition.committed:
                 due[place] = watermark
         return due
 
     def committed(self, place: Place, offset: int) -> None:
         """Note that the group accepted `offset`: the watermark never goes back below it."""
         partition = self._partitions.get(place)
-        if partition is not None:
+        if partition is not None and partition.committed is not None:
             partition.committed = max(partition.committed, offset)
 
     def oldest_open(self) -> dict[Place, float]:
@@ -110,3 +147,11 @@ class AckLedger:
     @property
     def num_open(self) -> int:
         return sum(len(partition.open) for partition in self._partitions.values())
+
+
+def _without(gaps: list[Gap], cut: Gap) -> list[Gap]:
+    """`gaps` less `cut`."""
+    left = []
+    for start, end in gaps:
+        left += [(start, min(end, cut[0])), (max(start, cut[1]), end)]
+    return [(start, end) for start, end in left if start < end]

@@ -38,7 +38,7 @@ from headrace.streams.tasks import cancel_and_wait
 STALL_LIMIT_S = 60.0
 """An engine with work that ends no step for this long is not alive; no step takes that long."""
 
-LEAVE_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -258,14 +258,14 @@ class Serving:
     async def drain(self) -> None:
         """Hand over mid-sentence: stop at the step boundary, journal, publish, commit, leave.
 
-        Bounded by the settings' drain timeout; what is not journaled then is made again elsewhere.
+        Half of the settings' drain timeout is for that, the rest for closing the clients; what is not
+        journaled then is made again elsewhere.
         """
-        deadline_s = self._loop.time() + self._settings.drain_timeout_s
         self._intake.close()
         self._deliveries.drop_waiting()
-        await self._stop_engine()
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with asyncio.timeout(self._settings.drain_timeout_s / 2):
+                await self._stop_engine()
                 await self._flush_everything()
                 await self._member.commit()
         except TimeoutError:

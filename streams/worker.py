@@ -39,10 +39,15 @@ def run_worker(settings: Settings) -> int:
     except* (HeadraceError, KafkaError, OSError) as problems:
         for problem in _leaves(problems):
             log.error("worker failed", problem=str(problem) or repr(problem))
-    last_resort = threading.Timer(EXIT_TIMEOUT_S, os._exit, args=(code,))
+    _end_within(EXIT_TIMEOUT_S, code)
+    return code
+
+
+def _end_within(timeout_s: float, code: int) -> None:
+    """The bound on everything that follows: a client's thread must not hold the process."""
+    last_resort = threading.Timer(timeout_s, os._exit, args=(code,))
     last_resort.daemon = True
     last_resort.start()
-    return code
 
 
 def _leaves(problem: BaseException) -> list[BaseException]:
@@ -120,6 +125,7 @@ class Worker:
         failed = tasks.create_task(serving.failed(), name="failed")
         await stop.wait()
         started_s = time.monotonic()
+        _end_within(self._settings.drain_timeout_s, code=0)
         log.info("draining")
         await serving.drain()
         failed.cancel()

@@ -33,6 +33,7 @@ class Commits(RuleBasedStateMachine):
                 offsets.append(offset)
             self.log[place] = offsets
             self.next_record[place] = self.committed[place] = 0
+            self.ledger.begin(place, 0)
 
     @rule(place=places)
     def read(self, place: Place) -> None:
@@ -44,6 +45,12 @@ class Commits(RuleBasedStateMachine):
         under_way = (place, offset) in self.running
         assert self.ledger.take(place, offset, 0.0) is not under_way
         self.running.add((place, offset))
+
+    @rule(place=places)
+    def throw_away(self, place: Place) -> None:
+        """A record is fetched and never handed over: nobody says so."""
+        if place in self.owned and self.next_record[place] < len(self.log[place]):
+            self.next_record[place] += 1
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -80,6 +87,7 @@ class Commits(RuleBasedStateMachine):
         self.running -= lost
         self.owned = set(kept)
         for place in kept:
+            self.ledger.begin(place, self.committed[place])
             self._seek(place)
 
     @rule(place=places, count=st.integers(0, 3))
@@ -92,16 +100,35 @@ class Commits(RuleBasedStateMachine):
         for offset in unfinished:
             self.finished.add((place, offset))
             self.committed[place] = offset + 1
+        self._begin_again(place)
+
+    @rule(place=places, early=st.booleans())
+    def take_before_the_committed_offset_is_known(self, place: Place, early: bool) -> None:
+        """After a join, a record may be handed over before the group has said where it is."""
+        if place in self.owned or not early:
+            return
+        self.owned.add(place)
         self._seek(place)
+        self.read(place)
+        assert place not in self.ledger.watermarks()
+        self.ledger.begin(place, self.committed[place])
 
     @rule(place=places)
-    def look_for_records(self, place: Place) -> None:
-        """An idle partition: behind what was taken, only markers were found up to some offset."""
-        start = self.ledger.idle_from(place)
-        if start is None or place not in self.owned:
+    def look_into_gaps(self, place: Place) -> None:
+        """An empty gap is filled; from one that holds a record, reading goes on again."""
+        if place not in self.owned:
             return
-        end = min((o for o in self.log[place] if o >= start), default=start + 2)
-        self.ledger.step_over(place, start, end)
+        end = max(self.log[place], default=-1) + 2
+        for gap in self.ledger.gaps(place, end):
+            inside = [index for index, o in enumerate(self.log[place]) if gap[0] <= o < gap[1]]
+            if inside:
+                self.next_record[place] = inside[0]
+                return
+            self.ledger.fill(place, gap)
+
+    def _begin_again(self, place: Place) -> None:
+        self.ledger.begin(place, self.committed[place])
+        self._seek(place)
 
     def _seek(self, place: Place) -> None:
         below = [o for o in self.log[place] if o < self.committed[place]]
@@ -126,13 +153,17 @@ class Commits(RuleBasedStateMachine):
         for place in PLACES:
             if place not in self.owned:
                 self.owned.add(place)
-                self._seek(place)
+                self._begin_again(place)
+            self.look_into_gaps(place)
             for _ in self.log[place]:
                 self.read(place)
         for place, offset in sorted(self.running):
             self.ledger.finish(place, offset)
             self.finished.add((place, offset))
         self.running.clear()
+        for place in PLACES:
+            for _ in range(20):
+                self.look_into_gaps(place)
         self.commit(accepted=True)
         for place in PLACES:
             assert self.committed[place] > max(self.log[place], default=-1)

@@ -388,6 +388,8 @@ class Pipeline:
         self.sessions = MemorySessions(self.redis, self.calls)
         self.deliveries = Deliveries()
         self.ledger, self.ownership, self.lease = AckLedger(), Ownership(), Lease(1e6)
+        self.ledger.begin(PLACE, 10)
+        self.ledger.begin(CONTROL, 0)
         self.publisher = RecordingPublisher(self.calls, self.deliveries)
         self.engine = ScriptedEngine(self.calls, self.deliveries)
         self.metrics = WorkerMetrics()

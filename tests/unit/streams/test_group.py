@@ -22,6 +22,7 @@ class PlayedGroup:
 
     def __init__(self) -> None:
         self.ends: dict[Place, int] = {}
+        self.begins: dict[Place, int] = {}
         self.problem: Exception | None = None
         self.accepting = True
         self.commits: list[dict[Place, int]] = []
@@ -35,12 +36,18 @@ class PlayedGroup:
             raise self.problem
         return {place: self.ends.get(place, 0) for place in places}
 
-    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> bool:
+    async def begin_offsets(self, places: list[Place]) -> dict[Place, int]:
         if self.problem is not None:
             raise self.problem
-        if self.accepting:
-            self.commits.append(dict(offsets))
-        return self.accepting
+        return {place: self.begins.get(place, 0) for place in places}
+
+    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> set[Place]:
+        if self.problem is not None:
+            raise self.problem
+        if not self.accepting:
+            return set()
+        self.commits.append(dict(offsets))
+        return set(offsets)
 
 
 def member(p: Pipeline, group: PlayedGroup) -> GroupMember:
@@ -148,6 +155,7 @@ async def test_a_refused_commit_is_tried_again() -> None:
     """It is not noted as committed."""
     async with pipeline() as p:
         group = PlayedGroup()
+        group.begins = {REQUESTS: 4}
         one = member(p, group)
         await one.on_assigned(None, [REQUESTS])
         p.ledger.take(REQUESTS, 4, 0.0)
