@@ -23,6 +23,7 @@ from headrace.consumers.socket_frames import CancelFrame, Frame, Generate, Subsc
 from headrace.consumers.submission import prepare
 from headrace.consumers.subscription import SlowReaderError
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
+from headrace.schemas.headers import header_text
 from headrace.schemas.reply import is_last
 
 TRY_AGAIN_LATER = 1013
@@ -171,7 +172,11 @@ class SocketSession:
         raise _SocketOver(TRY_AGAIN_LATER) from problem
 
     async def _send_event(self, event: LogEvent) -> None:
-        await self._send({"type": "event", "cursor": event.cursor, "event": event.event})
+        frame = {"type": "event", "cursor": event.cursor, "event": event.event}
+        worker = header_text(event.headers, "headrace-worker")
+        if worker is not None:  # beside the event: its content is the same from every worker
+            frame["worker"] = worker
+        await self._send(frame)
         self._gateway.metrics.events_sent.labels("websocket").inc()
         if is_last(event.event):
             self._foreground.pop(event.request_id, None)

@@ -18,14 +18,14 @@ _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
 _SECRET_FIELDS = frozenset({"password", "authorization", "api_key", "sasl_plain_password"})
 _MASK = "***"
 
-_CLIENT_LIBRARIES = ("aiokafka", "kafka", "asyncio")
+_CLIENT_LIBRARIES = ("aiokafka", "asyncio", "faust", "kafka", "mode", "uvicorn")
 
 
 def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
     """Send all logs of this process to stderr in the format and from the level of `settings`.
 
-    `errors_only`: for commands that a person runs, which report failures themselves: client
-    libraries stay silent unless the level is debug.
+    Client libraries give their warnings only, unless the level is debug. `errors_only`: for commands
+    that a person runs, which report failures themselves: not even those.
     """
     chain: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -59,9 +59,9 @@ def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    if errors_only and settings.log_level != "debug":
+    if settings.log_level != "debug":
         for name in _CLIENT_LIBRARIES:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+            logging.getLogger(name).setLevel(logging.CRITICAL if errors_only else logging.WARNING)
 
 
 def mask_secrets(

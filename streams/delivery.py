@@ -168,7 +168,9 @@ class Delivery:
         return max(0.0, end_s - time.time())
 
     async def _load_session(self, generation: Generation) -> SessionRecord:
-        """The conversation; a generation without a journal starts without one while Redis is away."""
+        """The conversation; a generation without a journal starts without one
+        while Redis is away.
+        """
         while True:
             try:
                 return await self._parts.sessions.load(self.decoded.tenant, self.decoded.session_id)
@@ -334,7 +336,10 @@ class Delivery:
         return max(generation.token, assignment.token if assignment else 0)
 
     async def _confirm(self, generation: Generation) -> Outcome | None:
-        """confirm: is the journal still ours? None: it was lost, and a larger attempt is on its way."""
+        """confirm: is the journal still ours?
+
+        None: it was lost, and a larger attempt is on its way.
+        """
         while True:
             try:
                 result = await self._parts.journal.confirm(generation)

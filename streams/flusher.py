@@ -26,7 +26,8 @@ CANCEL_POLL_INTERVAL_S = 0.5
 class Flusher:
     """Journals and publishes what generations made. `touch` says that one has something new.
 
-    `on_cancel(generation)`: its journal asks for its end. `on_fenced(generation)`: another owner has it.
+    `on_cancel(generation)`: its journal asks for its end. `on_fenced(generation)`: another owner
+    has it.
     """
 
     def __init__(
@@ -71,7 +72,10 @@ class Flusher:
         return not self._dirty and not self._held
 
     async def run(self) -> None:
-        """Flush whenever something is touched. Cancel: what is not flushed is held back, not lost."""
+        """Flush whenever something is touched.
+
+        Cancel: what is not flushed is held back, not lost.
+        """
         while True:
             try:
                 async with asyncio.timeout(RETRY_INTERVAL_S if self._held else None):

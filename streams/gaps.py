@@ -1,8 +1,9 @@
-"""What the intake never saw: transaction markers, aborted records, and records that got lost on the way.
+"""What the intake never saw: transaction markers, aborted records, and records that got lost
+on the way.
 
-Nobody is handed a marker, so the ledger cannot finish it, and an idle group would show a lag that is no
-work. And around rebalances Faust throws fetched records away. A second, group-less consumer looks: what
-it finds empty is filled in the ledger, what it finds full is read again.
+Nobody is handed a marker, so the ledger cannot finish it, and an idle group would show a lag that
+is no work. And around rebalances Faust throws fetched records away. A second, group-less consumer
+looks: what it finds empty is filled in the ledger, what it finds full is read again.
 """
 
 import asyncio

@@ -5,8 +5,9 @@ Plain state, no I/O. The numbers only grow within an attempt:
     tokens   made  >=  flushed
     chunks   bounds  >=  published  >=  acknowledged
 
-A chunk's end (`bounds`, in tokens) is fixed by the flush that journals it, so that every owner publishes the
-same events. The text of a chunk is a function of the token ids, so only ids are journaled.
+A chunk's end (`bounds`, in tokens) is fixed by the flush that journals it, so that every owner
+publishes the same events. The text of a chunk is a function of the token ids, so only ids are
+journaled.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Ending:
     finish_reason: str | None = None
     error: RequestError | None = None
     cached_tokens: int = 0
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ class Standing(Enum):
     JOURNALED = "journaled"
     """Written ahead: only what the journal holds is published."""
     UNJOURNALED = "unjournaled"
-    """Redis is away and nobody else can have started it: published without asking, under the lease."""
+    """Redis is away and nobody else can have started it: published without asking,
+    under the lease.
+    """
     LOST = "lost"
     """The journal is gone: nothing is published before it stands again under a larger attempt."""
 
@@ -236,7 +239,8 @@ class Generation:
     def _event(self, number: int) -> Event:
         writer = self._writer()
         if number == len(self.bounds):
-            assert self.ending is not None and self.ending.error is not None  # noqa: S101
+            assert self.ending is not None  # noqa: S101 - only an error comes after the chunks
+            assert self.ending.error is not None  # noqa: S101 - ditto
             return writer.failed(number, self.ending.error)
         is_last = self._ending_flushed and number == len(self.bounds) - 1
         completion = self._completion() if is_last and self.ending else None

@@ -1,4 +1,6 @@
-"""The worker's membership in the consumer group: what a rebalance takes and gives, and the commits."""
+"""The worker's membership in the consumer group: what a rebalance takes and gives,
+and the commits.
+"""
 
 import asyncio
 import time
@@ -77,7 +79,9 @@ class GroupMember:
             return [clock_ms] * len(partitions)  # Redis away: the clock alone
 
     async def _ends(self, partitions: list[int]) -> dict[int, int | None]:
-        """Where each partition ended when it was assigned; unknown counts as: nothing came since."""
+        """Where each partition ended when it was assigned; unknown counts as:
+        nothing came since.
+        """
         places = [Place(self._topics.requests, partition) for partition in partitions]
         try:
             async with asyncio.timeout(OFFSETS_TIMEOUT_S):
@@ -106,7 +110,10 @@ class GroupMember:
             await self.commit()
 
     async def commit(self) -> bool:
-        """commit: the watermark of every partition. A refused one is tried again by the next call."""
+        """commit: the watermark of every partition.
+
+        A refused one is tried again by the next call.
+        """
         unknown = [place for place in self.places if not self._ledger.has_begun(place)]
         if unknown:
             await self._begin(unknown)

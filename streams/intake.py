@@ -1,11 +1,12 @@
 """Steps 2 and 3: records in, one task each. The ledger takes the offset before anything else.
 
-A full worker stops reading: Faust pauses the partition, the backlog stays in Kafka and shows as lag.
+A full worker stops reading: Faust pauses the partition, the backlog stays in Kafka and shows as
+lag.
 """
 
 import asyncio
-from contextlib import suppress
 from collections.abc import Coroutine
+from contextlib import suppress
 
 import structlog
 

@@ -1,6 +1,7 @@
 """The generation journal in Redis: steps own, claim, flush and confirm. One script call each.
 
-Knows nothing of Kafka or the engine; what the answers mean for a generation is decided by its callers.
+Knows nothing of Kafka or the engine; what the answers mean for a generation is decided by its
+callers.
 """
 
 import struct
@@ -22,7 +23,9 @@ from headrace.streams.redis_scripts import CALL_TIMEOUT_S, Call, Scripts
 log = structlog.get_logger(__name__)
 
 EARLY_CANCEL_TTL_MS = 3_600_000
-"""How long a cancel waits for its request to be read: longer than a backlog that anybody still reads."""
+"""How long a cancel waits for its request to be read: longer than a backlog
+that anybody still reads.
+"""
 
 
 class ClaimKind(Enum):
@@ -69,7 +72,10 @@ class Journal:
         self._ttl_ms = ttl_s * 1000
 
     async def own(self, partitions: Sequence[int], clock_ms: int) -> list[int]:
-        """own: a fencing token for each partition, larger than any before. Raises: UnavailableError."""
+        """own: a fencing token for each partition, larger than any before.
+
+        Raises: UnavailableError.
+        """
         calls = [Call(lua.OWN, [self._keys.fence(number)], [clock_ms]) for number in partitions]
         answers = await self._scripts.run(calls)
         for answer in answers:
@@ -78,9 +84,9 @@ class Journal:
         return [int(answer) for answer in answers]
 
     async def claim(self, decoded: DecodedRequest, *, token: int, may_create: bool) -> Claim:
-        """claim: what an earlier owner got done, which it is fenced off from. Raises: UnavailableError.
+        """claim: what an earlier owner got done, which it is fenced off from.
 
-        `may_create`: this worker holds the lease.
+        `may_create`: this worker holds the lease. Raises: UnavailableError.
         """
         args: list[str | int] = [
             token,
@@ -107,7 +113,10 @@ class Journal:
         return Claim(kind, entry)
 
     async def flush(self, flushes: Sequence[tuple[Generation, Flush]]) -> list[FlushResult]:
-        """flush: append every generation's new tokens, in one round trip. Never raises for Redis."""
+        """flush: append every generation's new tokens, in one round trip.
+
+        Never raises for Redis.
+        """
         calls = [self._flush_call(generation, flush) for generation, flush in flushes]
         try:
             answers = await self._scripts.run(calls)
@@ -160,7 +169,10 @@ class Journal:
         return FlushResult(answer.decode())
 
     async def confirm(self, generation: Generation) -> ConfirmResult:
-        """confirm: everything is acknowledged; is the journal still mine? Raises: UnavailableError."""
+        """confirm: everything is acknowledged; is the journal still mine?
+
+        Raises: UnavailableError.
+        """
         args: list[bytes | str | int] = [
             generation.token,
             source_of(generation.decoded),
@@ -179,7 +191,10 @@ class Journal:
         await self._scripts.run_one(Call(lua.CANCEL, keys, [session_id, EARLY_CANCEL_TTL_MS]))
 
     async def cancelled(self, generations: Sequence[Generation]) -> list[bool]:
-        """Whose end is asked for: for generations that have nothing to flush. Raises: UnavailableError."""
+        """Whose end is asked for: for generations that have nothing to flush.
+
+        Raises: UnavailableError.
+        """
         calls = [Call(lua.IS_CANCELLED, [self._key(one)], [one.token]) for one in generations]
         return [answer == 1 for answer in await self._scripts.run(calls)]
 

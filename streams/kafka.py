@@ -1,7 +1,8 @@
-"""The Faust app and the three things that Faust does not do: read_committed, lease, watermark commits.
+"""The Faust app and the three things that Faust does not do: read_committed, lease,
+watermark commits.
 
-Everything that leans on Faust's or aiokafka's private names stands in this file; each has a test that
-fails when an upgrade changes it. Source: docs/decisions/001-faust.md.
+Everything that leans on Faust's or aiokafka's private names stands in this file; each has a test
+that fails when an upgrade changes it. Source: docs/decisions/001-faust.md.
 """
 
 import logging
@@ -20,7 +21,12 @@ from headrace.streams.ledger import Place
 from headrace.streams.ownership import Lease
 
 HEARTBEAT_INTERVAL_S = 0.3
-"""How soon a worker learns that the group changes: most of the pause that a reader sees at a hand-over."""
+"""How soon a worker learns that the group changes: most of the pause that a reader sees
+at a hand-over.
+"""
+
+FETCH_TIMEOUT_S = 0.1
+"""How long one fetch waits for records; an answer that is there comes at once."""
 
 REQUEST_TIMEOUT_S = 90.0
 """Must exceed the rebalance timeout: JoinGroup may be answered that late."""
@@ -56,12 +62,20 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         await super().on_start()
         _watch_heartbeats(self._consumer, self.app.lease)
 
-    async def seek_to_committed(self) -> Mapping[TopicPartition, int | None]:
-        """Put every partition back to its committed offset, or to its beginning where there is none.
+    async def _fetch_records(
+        self, consumer: Any, active_partitions: Any, timeout: float | None = None, **more: Any
+    ) -> Any:
+        """Fetch with a short wait: Faust's second would hold back a rebalance's seeks and commits."""
+        wait_s = FETCH_TIMEOUT_S if timeout is None else min(timeout, FETCH_TIMEOUT_S)
+        return await super()._fetch_records(consumer, active_partitions, timeout=wait_s, **more)
 
-        Faust calls this after each rebalance and when it has thrown fetched records away. aiokafka's
-        own version does nothing for a partition with no committed offset, or with 0: the records
-        thrown away there would not be read again before the next rebalance.
+    async def seek_to_committed(self) -> Mapping[TopicPartition, int | None]:
+        """Put every partition back to its committed offset, or to its beginning
+        where there is none.
+
+        Faust calls this after each rebalance and when it has thrown fetched records away.
+        aiokafka's own version does nothing for a partition with no committed offset, or with 0:
+        the records thrown away there would not be read again before the next rebalance.
         """
         found: dict[TopicPartition, int | None] = await self.call_thread(self._seek_to_committed)
         return found

@@ -6,10 +6,10 @@ Plain state, no I/O. Knows nothing of requests; it must be told of every record 
     state      finished  finished  open    finished  hole   hole   finished  not taken
     watermark                      ^ 42, the lowest offset that is open or in a hole
 
-A hole is what was jumped over: transaction markers and aborted records, or records that were fetched and
-thrown away before they came here. It holds the watermark until somebody has looked (`gaps.py`). With
-nothing open the watermark is the offset after the last record taken: never the consumer's position,
-because records that were fetched but not yet taken lie below that one.
+A hole is what was jumped over: transaction markers and aborted records, or records that were
+fetched and thrown away before they came here. It holds the watermark until somebody has looked
+(`gaps.py`). With nothing open the watermark is the offset after the last record taken: never the
+consumer's position, because records that were fetched but not yet taken lie below that one.
 """
 
 from collections.abc import Collection
@@ -98,8 +98,8 @@ class AckLedger:
         return [(place, offset) for place in lost for offset in self._partitions.pop(place).open]
 
     def gaps(self, place: Place, end: int) -> list[Gap]:
-        """What may be empty or may have been lost on the way: the holes and, with nothing open, what
-        lies between the last record taken and the partition's end.
+        """What may be empty or may have been lost on the way: the holes and, with nothing open,
+        what lies between the last record taken and the partition's end.
         """
         partition = self._partitions.get(place)
         if partition is None or partition.committed is None or partition.next_offset is None:

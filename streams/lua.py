@@ -1,9 +1,9 @@
 """The Redis scripts: each is one atomic step of the protocol (docs/delivery.md).
 
-A journal is a hash: `token` `attempt` `source` `session` and, once the generation has started, `start`
-(JSON), `prompt` and `ids` (little-endian uint32 each), `bounds` (uint32: tokens at the end of each
-chunk), `confirmed` (events acknowledged by Kafka), `ending` (JSON), `cancel`; at the end `done`.
-Tokens are milliseconds of this century: below 2^53, so Lua's numbers hold them exactly.
+A journal is a hash: `token` `attempt` `source` `session` and, once the generation has started,
+`start` (JSON), `prompt` and `ids` (little-endian uint32 each), `bounds` (uint32: tokens at the end
+of each chunk), `confirmed` (events acknowledged by Kafka), `ending` (JSON), `cancel`; at the end
+`done`. Tokens are milliseconds of this century: below 2^53, so Lua's numbers hold them exactly.
 """
 
 OWN = """
@@ -14,7 +14,8 @@ return token
 """
 
 CLAIM = """
--- KEYS journal, early cancel; ARGV token, source, session, ttl_ms, may create ('1'), default id ('1')
+-- KEYS journal, early cancel; ARGV token, source, session, ttl_ms, may create ('1'),
+-- default id ('1')
 local found = redis.call('HMGET', KEYS[1], 'token', 'source')
 if found[1] and found[2] ~= ARGV[2] and ARGV[6] ~= '1' then return {'duplicate'} end
 local recreated = found[1] and found[2] ~= ARGV[2]
@@ -24,7 +25,8 @@ if found[1] and not recreated then
 else
   if ARGV[5] ~= '1' then return {'absent'} end
   redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[1], 'source', ARGV[2], 'session', ARGV[3])
+  redis.call('HSET', KEYS[1],
+    'token', ARGV[1], 'attempt', ARGV[1], 'source', ARGV[2], 'session', ARGV[3])
 end
 if redis.call('SISMEMBER', KEYS[2], ARGV[3]) == 1 then
   redis.call('HSET', KEYS[1], 'cancel', '1')
@@ -61,8 +63,8 @@ return 'ok'
 
 ADOPT = """
 -- KEYS journal, early cancel; ARGV token, attempt, source, session, ids, bounds, confirmed, start,
--- prompt, ending, ttl_ms, may create ('1'). Writes the whole journal where there is none, or an older
--- owner's; a cancel that stands there, or came while there was none, is kept.
+-- prompt, ending, ttl_ms, may create ('1'). Writes the whole journal where there is none, or an
+-- older owner's; a cancel that stands there, or came while there was none, is kept.
 local old = redis.call('HMGET', KEYS[1],
   'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done')
 if not old[1] and ARGV[12] ~= '1' then return 'absent' end

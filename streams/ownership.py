@@ -26,7 +26,9 @@ class Lease:
         self._suspended = False
 
     def heartbeat_answered(self, sent_s: float) -> None:
-        """Note an answer; the group counts from when it got the heartbeat, so not before `sent_s`."""
+        """Note an answer; the group counts from when it got the heartbeat,
+        so not before `sent_s`.
+        """
         with self._lock:
             self._answered_s = max(sent_s, self._answered_s or sent_s)
 

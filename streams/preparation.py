@@ -1,6 +1,7 @@
-"""From a request and its conversation to what the engine runs (step 5). Pure, but for the random seed.
+"""From a request and its conversation to what the engine runs (step 5).
 
-Owns the checks that need the model: alias, window, vocabulary, chat template.
+Pure, but for the random seed. Owns the checks that need the model: alias, window, vocabulary,
+chat template.
 """
 
 import secrets

@@ -1,12 +1,13 @@
 """Step 8: response events and dead letters to Kafka, by our own idempotent producer.
 
-A refused or failed send is fatal for the process: what is journaled is published by the next owner, while
-going on here could leave a hole in a stream.
+A refused or failed send is fatal for the process: what is journaled is published by the next
+owner, while going on here could leave a hole in a stream.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, KafkaTimeoutError
@@ -73,8 +74,11 @@ class Publisher:
         for event in generation.take_publishable():
             future = await self._send(generation.decoded, attempt, event)
             future.add_done_callback(
-                lambda done, number=event.sequence_number: self._acknowledge(
-                    done, generation, attempt, number
+                partial(
+                    self._acknowledge,
+                    generation=generation,
+                    attempt=attempt,
+                    number=event.sequence_number,
                 )
             )
 

@@ -1,4 +1,6 @@
-"""Bounded calls of the Lua scripts: one pipeline a round trip, every failure an UnavailableError."""
+"""Bounded calls of the Lua scripts: one pipeline a round trip,
+every failure an UnavailableError.
+"""
 
 import asyncio
 import hashlib
@@ -42,8 +44,8 @@ class Scripts:
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         """The answers in order; a call that Redis refused answers with its RedisError.
 
-        Raises: UnavailableError when there is no answer within CALL_TIMEOUT_S; whether the calls were
-        carried out is unknown then, so every script may be repeated.
+        Raises: UnavailableError when there is no answer within CALL_TIMEOUT_S; whether the calls
+        were carried out is unknown then, so every script may be repeated.
         Cancel: the connection is dropped, so that nobody reads this call's answer.
         """
         try:
@@ -87,7 +89,7 @@ class Scripts:
         """At start: Redis must answer within REACH_TIMEOUT_S. Raises: UnavailableError."""
         try:
             async with asyncio.timeout(REACH_TIMEOUT_S):
-                while not await self._answers():
+                while not await self._answers():  # noqa: ASYNC110 - a probe finds out
                     await asyncio.sleep(_PROBE_INTERVAL_S)
         except TimeoutError as problem:
             raise UnavailableError("Redis", REACH_TIMEOUT_S) from problem

@@ -258,8 +258,8 @@ class Serving:
     async def drain(self) -> None:
         """Hand over mid-sentence: stop at the step boundary, journal, publish, commit, leave.
 
-        Half of the settings' drain timeout is for that, the rest for closing the clients; what is not
-        journaled then is made again elsewhere.
+        Half of the settings' drain timeout is for that, the rest for closing the clients; what is
+        not journaled then is made again elsewhere.
         """
         self._intake.close()
         self._deliveries.drop_waiting()
@@ -305,7 +305,9 @@ class Serving:
 
 
 def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
-    """How requests may call the model: the setting as it is, and a folder's or hub id's last part."""
+    """How requests may call the model: the setting as it is,
+    and a folder's or hub id's last part.
+    """
     short = settings.model.rstrip("/").rpartition("/")[2]
     return ServedModel(
         name=short,

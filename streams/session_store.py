@@ -19,7 +19,9 @@ ChatMessage = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A conversation; `turns` counts its assistant messages, `version` its changes, deletions included."""
+    """A conversation; `turns` counts its assistant messages, `version` its changes,
+    deletions included.
+    """
 
     version: int = 0
     turns: int = 0
@@ -57,8 +59,8 @@ class SessionStore:
 
         `token`: the newest of the partition's owner, never smaller than the generation's.
 
-        Returns `ok`, `stored before` (this turn, by an earlier owner), `changed` (deleted meanwhile) or
-        `fenced`. Delivery: idempotent by request id. Raises: UnavailableError.
+        Returns `ok`, `stored before` (this turn, by an earlier owner), `changed` (deleted
+        meanwhile) or `fenced`. Delivery: idempotent by request id. Raises: UnavailableError.
         """
         decoded = generation.decoded
         args: list[bytes | str | int] = [

@@ -1,4 +1,6 @@
-"""When things happened to one generation in this worker: `timings` of its last event, latency metrics."""
+"""When things happened to one generation in this worker: `timings` of its last event,
+latency metrics.
+"""
 
 import time
 

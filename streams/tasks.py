@@ -10,8 +10,8 @@ CANCEL_ROUND_S = 0.5
 async def cancel_and_wait(tasks: Collection["asyncio.Task[None]"]) -> None:
     """Cancel until every task has ended, or CANCEL_ROUNDS are over.
 
-    Again and again, because CPython before 3.12 loses a cancellation in `asyncio.wait_for` that comes just
-    as the awaited thing ends (python/cpython#86296), and client libraries use it.
+    Again and again, because CPython before 3.12 loses a cancellation in `asyncio.wait_for` that
+    comes just as the awaited thing ends (python/cpython#86296), and client libraries use it.
     """
     left = {task for task in tasks if not task.done()}
     for _ in range(CANCEL_ROUNDS):

@@ -119,7 +119,10 @@ class Worker:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await serving.start()
         except TimeoutError as problem:
-            text = f"Kafka at {self._settings.kafka} did not let this worker start in {START_TIMEOUT_S:g} s"
+            text = (
+                f"Kafka at {self._settings.kafka} did not let this worker start"
+                f" in {START_TIMEOUT_S:g} s"
+            )
             raise WorkerFailedError(text) from problem
         log.info("serving", group=self._settings.group)
         failed = tasks.create_task(serving.failed(), name="failed")

@@ -1,4 +1,6 @@
-"""A whole pipeline for tests: topics of its own, real worker processes, a producer and a log reader."""
+"""A whole pipeline for tests: topics of its own, real worker processes,
+a producer and a log reader.
+"""
 
 import asyncio
 import signal
@@ -119,7 +121,9 @@ class Reply:
         return max((later - earlier for earlier, later in pairs), default=0.0)
 
     def see(self, event: dict[str, Any]) -> None:
-        """Apply the reader's rule; an event that contradicts an earlier one or leaves a gap fails."""
+        """Apply the reader's rule; an event that contradicts an earlier one
+        or leaves a gap fails.
+        """
         number = (event["attempt"], event["sequence_number"])
         stable = {k: v for k, v in event.items() if k not in ("created", "timings", "usage")}
         assert self.first_seen.setdefault(number, stable) == stable, f"{number} has two contents"
@@ -234,7 +238,7 @@ class Pipeline:
         left: dict[int, tuple[int | None, int]] = {}
         try:
             async with asyncio.timeout(timeout_s):
-                while left := await self.uncommitted():
+                while left := await self.uncommitted():  # noqa: ASYNC110 - Kafka has no event
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise AssertionError(f"not committed (committed, end): {left}") from None

@@ -45,6 +45,8 @@ function generate(turn) {
     session_id: transcript.sessionId,
     context: "append",
     max_tokens: 512,
+    temperature: 0.2, // small models wander at 1; a person wants the likely answer
+    top_p: 0.9,
     messages: [{ role: "user", content: question.text }],
   });
 }
@@ -67,9 +69,9 @@ const handlers = {
     }
   },
 
-  event({ event, cursor }) {
+  event({ event, cursor, worker }) {
     if (event.session_id !== transcript.sessionId) return; // of a chat that was left
-    const turn = transcript.take(event, cursor);
+    const turn = transcript.take({ ...event, worker }, cursor);
     if (turn) showAnswer(turn);
   },
 

@@ -62,7 +62,7 @@ def send(
         str | None, typer.Option(help="The conversation it belongs to; default a new one.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer; default 256.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 to 2; 0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 to 2; 0 is greedy.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Above 0, to 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,

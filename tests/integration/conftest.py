@@ -28,7 +28,9 @@ def _settings(kafka: str, redis: str, model: Path) -> Settings:
 async def pipeline(
     kafka_bootstrap: str, redis_url: str, tiny_model_dir: Path, tmp_path: Path
 ) -> AsyncIterator[Pipeline]:
-    """A pipeline that nobody else uses: topics, a producer, a reader; the test starts the workers."""
+    """A pipeline that nobody else uses: topics, a producer, a reader;
+    the test starts the workers.
+    """
     settings = _settings(kafka_bootstrap, redis_url, tiny_model_dir)
     async with running_pipeline(settings, tmp_path) as running:
         yield running

@@ -1,4 +1,6 @@
-"""Workers that are killed, drained and joined in mid-sentence: the reader sees the same sentence go on."""
+"""Workers that are killed, drained and joined in mid-sentence: the reader sees the same
+sentence go on.
+"""
 
 import asyncio
 import random
@@ -79,7 +81,9 @@ async def test_drained_in_mid_sentence_the_other_worker_goes_on_at_once(
 async def test_500_requests_with_a_worker_joining_and_one_killed_are_answered_once_in_order(
     pipeline: Pipeline,
 ) -> None:
-    """50 sessions: nothing lost or doubled, order per session kept, committed offsets = end offsets."""
+    """50 sessions: nothing lost or doubled, order per session kept,
+    committed offsets = end offsets.
+    """
     await pipeline.start_workers(2)
     sessions: dict[str, list[str]] = {f"s{n}": [] for n in range(50)}
     rng = random.Random(5)

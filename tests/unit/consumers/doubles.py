@@ -68,9 +68,11 @@ class ResponseWriter:
         session_id: str,
         tenant: str | None = None,
         partition: int | None = None,
+        worker: str | None = None,
     ) -> tuple[int, int]:
         """Write one record and wait for its place: (partition, offset)."""
-        headers = [("headrace-tenant", tenant.encode())] if tenant else []
+        about = {"headrace-tenant": tenant, "headrace-worker": worker}
+        headers = [(name, text.encode()) for name, text in about.items() if text]
         key = session_id.encode()
         number = partition_of(key, TOPIC_PARTITIONS) if partition is None else partition
         placed = await self._producer.send_and_wait(
@@ -145,9 +147,9 @@ class ScriptedSink(RecordingSink):
                 build = writer(body["request_id"], session_id)
                 number = orjson.loads(value)["sequence_number"]
                 value = build.chunk(number, "", completion=completion("cancelled")).value
-            if self.worker:
-                value = orjson.dumps(orjson.loads(value) | {"worker": self.worker})
-            await self._events.write(value, session_id=session_id, tenant=tenant)
+            await self._events.write(
+                value, session_id=session_id, tenant=tenant, worker=self.worker
+            )
             if stop:
                 return
 
