@@ -24,7 +24,7 @@ _CLIENT_LIBRARIES = ("aiokafka", "asyncio", "faust", "kafka", "mode", "uvicorn")
 def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
     """Send all logs of this process to stderr in the format and from the level of `settings`.
 
-    Client libraries give their warnings only, unless the level is debug. `errors_only`: for commands
+    Client libraries give warnings only, unless the level is debug. `errors_only`: for commands
     that a person runs, which report failures themselves: not even those.
     """
     chain: list[structlog.typing.Processor] = [

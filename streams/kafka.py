@@ -65,7 +65,7 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
     async def _fetch_records(
         self, consumer: Any, active_partitions: Any, timeout: float | None = None, **more: Any
     ) -> Any:
-        """Fetch with a short wait: Faust's second would hold back a rebalance's seeks and commits."""
+        """Fetch with a short wait: Faust's 1 s would hold back a rebalance's seeks and commits."""
         wait_s = FETCH_TIMEOUT_S if timeout is None else min(timeout, FETCH_TIMEOUT_S)
         return await super()._fetch_records(consumer, active_partitions, timeout=wait_s, **more)
 
