@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from headrace.models.generation import Generation
 from headrace.models.inbox import Action, Command
-from headrace.models.request import EngineError, EngineOutput, FinishReason
+from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, FinishReason
 from headrace.models.scheduler import Scheduler
 from headrace.models.step import StepExecutor, StepResult
 
@@ -40,6 +40,7 @@ class EngineCore:
 
     def step(self) -> None:
         """Schedule, run, sample, emit: at most one new token for each running generation."""
+        self._expire(time.monotonic())
         chunks = self._scheduler.plan()
         if not chunks:
             return
@@ -66,6 +67,13 @@ class EngineCore:
             self._emit(generation, generation.fail(error, time.monotonic()))
             return
         self._generations[generation.key] = generation
+
+    def _expire(self, now_s: float) -> None:
+        """End the generations whose prefill has not begun by their deadline."""
+        overdue = [one for one in self._generations.values() if one.is_overdue(now_s)]
+        for generation in overdue:
+            error = EngineError(EngineErrorCode.EXPIRED, "not started in time")
+            self._emit(generation, generation.fail(error, now_s))
 
     def _accept(self, generation: Generation, result: StepResult, now_s: float) -> None:
         if result is None:

@@ -49,6 +49,11 @@ class Generation:
         """Tokens known so far: prompt and generated."""
         return len(self.request.prompt_ids) + len(self.generated_ids)
 
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether its prefill should have begun by now, and has not."""
+        deadline_s = self.request.deadline_s
+        return deadline_s is not None and self.scheduled_s is None and now_s >= deadline_s
+
     def schedule(self, now_s: float) -> None:
         """Note when its prefill began; later calls change nothing."""
         if self.scheduled_s is None:

@@ -22,6 +22,7 @@ class EngineErrorCode(StrEnum):
     NUMERICAL_ERROR = "numerical_error"
     OUT_OF_MEMORY = "out_of_memory"
     INTERNAL_ERROR = "internal_error"
+    EXPIRED = "expired"
 
 
 class EngineError(Exception):
@@ -62,7 +63,9 @@ class EngineRequest:
     """One generation to run, or to go on with.
 
     `generated_ids` are the tokens that an earlier run of this generation gave, `max_tokens` counts
-    them too.
+    them too. One whose prefill has not begun by `deadline_s` fails with `expired`.
+
+    Units: `deadline_s` is `time.monotonic()`.
 
     Raises: ValueError if there is no prompt or no token to generate.
     """
@@ -73,6 +76,7 @@ class EngineRequest:
     generated_ids: list[int] = field(default_factory=list)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
+    deadline_s: float | None = None
     tenant: str = "default"
 
     def __post_init__(self) -> None:

@@ -187,12 +187,13 @@ class Delivery:
         try:
             if self.decoded.error is not None:
                 raise self.decoded.error
-            if self._remaining_s(generation) == 0.0:
+            remaining_s = self._remaining_s(generation)
+            if remaining_s == 0.0:
                 raise _expired()
             if generation.start is None:
                 model = self._parts.model
                 generation.start = prepare(self.decoded, session, model, now_s=time.time())
-            self._parts.engine.add(self._engine_request(generation))
+            self._parts.engine.add(self._engine_request(generation, remaining_s))
             self._in_engine = True
         except EngineStoppedError:
             raise  # not this request's fault
@@ -213,7 +214,7 @@ class Delivery:
             )
         self._end(generation, Ending(error=problem))
 
-    def _engine_request(self, generation: Generation) -> EngineRequest:
+    def _engine_request(self, generation: Generation, remaining_s: float | None) -> EngineRequest:
         request, start = self.decoded.request, generation.start
         assert request is not None and start is not None  # noqa: S101, PT018
         return EngineRequest(
@@ -225,6 +226,7 @@ class Delivery:
                 request.token_limit, self._parts.model.window_tokens - len(start.prompt_ids)
             ),
             priority=request.priority,
+            deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
             tenant=self.decoded.tenant,
         )
 

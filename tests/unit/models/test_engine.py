@@ -2,6 +2,7 @@
 
 import queue
 import random
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -55,6 +56,7 @@ def request(
     max_tokens: int = NUM_TOKENS,
     generated_ids: Sequence[int] = (),
     priority: int = 0,
+    deadline_s: float | None = None,
 ) -> EngineRequest:
     return EngineRequest(
         key,
@@ -63,6 +65,7 @@ def request(
         generated_ids=list(generated_ids),
         sampling=sampling,
         priority=priority,
+        deadline_s=deadline_s,
     )
 
 
@@ -315,6 +318,20 @@ def test_priority_goes_first(make_engine: MakeEngine) -> None:
     run.add(request("high", PROMPTS[0], max_tokens=1, priority=5))
     run.engine.start()
     assert [run.collect()[0].key, run.collect()[0].key] == ["high", "low"]
+
+
+def test_what_has_not_begun_by_its_deadline_fails(make_engine: MakeEngine) -> None:
+    """A generation that waits too long is not computed; one that has begun goes on."""
+    run = make_engine(max_batch_size=1, started=False)
+    in_time = time.monotonic() + WAIT_S
+    run.add(request("begun", PROMPTS[0], max_tokens=8, deadline_s=in_time))
+    run.add(request("late", PROMPTS[0], max_tokens=8, deadline_s=time.monotonic()))
+    run.engine.start()
+    answers = run.finish()
+    error = answers["late"].error
+    assert error is not None
+    assert error.code is EngineErrorCode.EXPIRED
+    assert answers["begun"].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
