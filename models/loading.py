@@ -58,8 +58,8 @@ class LoadedModel:
 def load_model(name: str | Path, *, dtype: DTypeName = "auto", device: str = "auto") -> LoadedModel:
     """Load a folder in Hugging Face format, or a model of the hub by its id.
 
-    `dtype` "auto" is the checkpoint's on CUDA; on a CPU it is bfloat16 if the checkpoint is and the
-    CPU computes it natively, else float32. `device` is "auto", "cpu", "cuda" or "cuda:<n>".
+    `dtype` "auto" is the checkpoint's on CUDA and float32 on a CPU. `device` is "auto", "cpu",
+    "cuda" or "cuda:<n>".
 
     Raises: ModelLoadError if it is not there or broken; UnsupportedModelError if this engine cannot
         serve it; ValueError for a device that is not here.
@@ -116,11 +116,8 @@ def _device(name: str) -> torch.device:
 
 
 def _auto_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    if device.type == "cuda":
-        return checkpoint
-    capabilities = torch.cpu.get_capabilities()
-    native = capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
-    return torch.bfloat16 if checkpoint == torch.bfloat16 and native else torch.float32
+    """See docs/decisions/004-dtype.md."""
+    return checkpoint if device.type == "cuda" else torch.float32
 
 
 def _max_model_len(config: Any) -> int:

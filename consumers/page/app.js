@@ -45,8 +45,8 @@ function generate(turn) {
     session_id: transcript.sessionId,
     context: "append",
     max_tokens: 512,
-    temperature: 0.2, // small models wander at 1; a person wants the likely answer
-    top_p: 0.9,
+    temperature: 0, // small models wander; a person wants the likely answer
+    frequency_penalty: 0.4, // and small models repeat themselves
     messages: [{ role: "user", content: question.text }],
   });
 }
