@@ -16,12 +16,12 @@ class RequestSink(Protocol):
         tenant: str,
         session_id: str,
         trace: Sequence[tuple[str, bytes]],
-    ) -> None:
-        """Write a request; returns once the brokers have it.
+    ) -> object:
+        """Write a request; returns once the brokers have it. What it returns does not matter.
 
         Raises: UnavailableError, then it may or may not be written (the same request id may be sent
             again).
         """
 
-    async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> None:
+    async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> object:
         """Write a cancel; returns once the brokers have it. Raises: UnavailableError."""

@@ -21,28 +21,19 @@ class Oracle:
         )
         return list(found)
 
-    def generate(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
-        """Greedy token ids after `prompt_ids`, with the end-of-turn token if it came."""
+    def generate(
+        self, prompt_ids: list[int], max_tokens: int, *, ignore_eos: bool = False
+    ) -> list[int]:
+        """Greedy token ids after `prompt_ids`, with the end-of-turn token if it came and counts."""
         ids = torch.tensor([prompt_ids])
+        ends = {"eos_token_id": -1} if ignore_eos else {}
         made = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
-        )
-        return list(made[0, len(prompt_ids) :].tolist())
-
-    def generate_ignoring_eos(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
-        """Exactly `max_tokens` greedy ids."""
-        ids = torch.tensor([prompt_ids])
-        made = self._model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=-1,
+            **ends,
         )
         return list(made[0, len(prompt_ids) :].tolist())
 

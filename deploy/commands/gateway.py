@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     """
     stop = asyncio.Event()
     log, requests = ResponseLog(settings), RequestProducer(settings, source="headrace/gateway")
-    app = build_app(settings, log, _Sink(requests))
+    app = build_app(settings, log, requests)
     config = build_server(app, settings, access_log=settings.log_level == "debug").config
     server = _Server(config)
 
@@ -88,28 +88,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `serve`."""
         yield
-
-
-class _Sink:
-    """The producer as the gateway sees it: a record's place in the log does not matter to it."""
-
-    def __init__(self, producer: RequestProducer) -> None:
-        self._producer = producer
-
-    async def submit(
-        self,
-        body: dict[str, Any],
-        *,
-        tenant: str,
-        session_id: str,
-        trace: Sequence[tuple[str, bytes]],
-    ) -> None:
-        """As `RequestProducer.submit`."""
-        await self._producer.submit(body, tenant=tenant, session_id=session_id, trace=trace)
-
-    async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> None:
-        """As `RequestProducer.cancel`."""
-        await self._producer.cancel(request_id, session_id=session_id, tenant=tenant)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

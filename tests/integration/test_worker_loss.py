@@ -41,7 +41,7 @@ def assert_whole(pipeline: Pipeline, oracle: Oracle, name: str) -> None:
     """The text of an undisturbed run, numbers contiguous, one last event, one attempt."""
     reply = pipeline.replies[name]
     body = long_request(name)
-    ids = oracle.generate_ignoring_eos(oracle.prompt_ids(body["messages"]), LONG)
+    ids = oracle.generate(oracle.prompt_ids(body["messages"]), LONG, ignore_eos=True)
     assert reply.text == oracle.text(ids)
     assert [event["sequence_number"] for event in reply.events] == list(range(len(reply.events)))
     assert len({event["attempt"] for event in reply.events}) == 1

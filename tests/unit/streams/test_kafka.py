@@ -1,0 +1,48 @@
+"""The private names of Faust and aiokafka that streams/kafka.py leans on are still there."""
+
+import inspect
+
+import faust
+import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from faust.transport.consumer import Consumer as BaseConsumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+
+from headrace.schemas.settings import Settings
+from headrace.streams.kafka import PipelineApp, build_app
+from headrace.streams.ownership import Lease
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (AIOKafkaConsumerThread, "_create_worker_consumer"),
+        (AIOKafkaConsumerThread, "_fetch_records"),
+        (AIOKafkaConsumerThread, "seek_to_committed"),
+        (AIOKafkaConsumerThread, "call_thread"),
+        (Consumer, "_new_consumer_thread"),
+        (BaseConsumer, "perform_seek"),
+        (faust.App, "_new_transport"),
+        (GroupCoordinator, "_do_heartbeat"),
+    ],
+)
+def test_what_is_overridden_exists(owner: type, name: str) -> None:
+    """An override of a name that an upgrade took away would silently do nothing."""
+    assert callable(getattr(owner, name))
+
+
+def test_a_fetch_still_takes_the_arguments_that_are_handed_on() -> None:
+    """`_fetch_records` is shortened in its timeout only."""
+    parameters = list(inspect.signature(AIOKafkaConsumerThread._fetch_records).parameters)
+    assert parameters[:4] == ["self", "consumer", "active_partitions", "timeout"]
+
+
+def test_faust_makes_our_consumer_and_commits_nothing() -> None:
+    """The app's transport makes the consumer that reads committed records only."""
+    app = build_app(Settings(), Lease(6.0))
+    transport = app._new_transport()
+    assert isinstance(app, PipelineApp)
+    assert isinstance(transport, Transport)
+    assert type(transport).Consumer is not Consumer
+    assert app.conf.stream_wait_empty is False
+    assert app.conf.topic_allow_declare is False
