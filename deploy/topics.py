@@ -27,9 +27,6 @@ POLL_INTERVAL_S = 0.1
 BROKER_MAX_BYTES = 1_048_588
 """Kafka's default `message.max.bytes`; topics get more only where the settings ask for it."""
 
-RECORD_OVERHEAD_BYTES = 65_536
-"""Headers and framing around the largest request, in the dead-letter topic too."""
-
 
 class TopicsError(HeadraceError):
     """Kafka refused to create or describe a topic, e.g. too few brokers for the replicas."""
@@ -173,14 +170,25 @@ async def _create(
 ) -> list[str]:
     if not names:
         return []
-    configs = {"cleanup.policy": "delete"}
-    if settings.max_request_bytes + RECORD_OVERHEAD_BYTES > BROKER_MAX_BYTES:
-        configs["max.message.bytes"] = str(settings.max_request_bytes + RECORD_OVERHEAD_BYTES)
     topics = [
-        NewTopic(name, partitions, replication_factor, topic_configs=configs) for name in names
+        NewTopic(name, partitions, replication_factor, topic_configs=_configs(settings, name))
+        for name in names
     ]
     answer = (await admin.create_topics(topics)).to_object()
     return [topic["topic"] for topic in answer["topic_errors"] if _is_created(topic)]
+
+
+def _configs(settings: Settings, name: str) -> dict[str, str]:
+    """What workers write may be larger than what they read: a dead letter has more headers, and an
+    answer may repeat its prompt as token ids.
+    """
+    topics = settings.topics
+    written = name in (topics.responses, topics.dlq)
+    limit = settings.max_response_bytes if written else settings.max_record_bytes
+    configs = {"cleanup.policy": "delete"}
+    if limit > BROKER_MAX_BYTES:
+        configs["max.message.bytes"] = str(limit)
+    return configs
 
 
 def _is_created(topic: dict[str, Any]) -> bool:

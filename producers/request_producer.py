@@ -32,8 +32,6 @@ CONNECT_PAUSE_S = 0.5
 TOPIC_TIMEOUT_S = 5.0
 PRODUCE_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
-RECORD_OVERHEAD_BYTES = 65_536
-"""What the client library allows above `max_request_bytes`, so that we are the one who refuses."""
 
 _log = structlog.get_logger(__name__)
 
@@ -252,7 +250,7 @@ class RequestProducer:
             client_id="headrace-producer",
             acks="all",
             enable_idempotence=True,
-            max_request_size=self._settings.max_request_bytes + RECORD_OVERHEAD_BYTES,
+            max_request_size=self._settings.max_record_bytes,
             request_timeout_ms=int(PRODUCE_TIMEOUT_S * 1000),
         )
 

@@ -27,6 +27,10 @@ _FOREIGN = ("HEADRACE_TEST_", "HEADRACE_KIT_", "HEADRACE_BIN")
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
+RECORD_OVERHEAD_BYTES = 65_536
+"""Headers and framing around the largest request."""
+
+
 class Settings(BaseSettings):
     """One frozen set per process. Units are in the names; reasons stand by the values."""
 
@@ -127,6 +131,16 @@ class Settings(BaseSettings):
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, _without_password(value) if name == "redis" else value
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The largest request record: body, headers and framing."""
+        return self.max_request_bytes + RECORD_OVERHEAD_BYTES
+
+    @property
+    def max_response_bytes(self) -> int:
+        """The largest record that a worker writes."""
+        return 2 * self.max_record_bytes
 
     @property
     def topics(self) -> Topics:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 
 from headrace.schemas.event import Event
 from headrace.schemas.headers import cloud_event_headers, trace_headers
@@ -19,6 +20,8 @@ from headrace.schemas.settings import Settings
 from headrace.streams.generation import Generation
 
 SEND_TIMEOUT_S = 30.0
+
+log = structlog.get_logger(__name__)
 
 
 class Publisher:
@@ -48,7 +51,7 @@ class Publisher:
             acks="all",
             enable_idempotence=True,  # in order and once, through broker restarts of any length
             linger_ms=0,  # the flush tick is the batch
-            max_request_size=8 * 1024 * 1024,
+            max_request_size=self._settings.max_response_bytes,  # as the topics have it
         )
         await self._producer.start()
 
@@ -152,13 +155,17 @@ class Publisher:
         }
         kept = [header for header in record.headers if not header[0].startswith("headrace-dlq-")]
         added = [(f"headrace-dlq-{name}", text.encode("utf-8")) for name, text in about.items()]
-        future = await self._enqueue(
-            self._topics.dlq,
-            key=record.key,
-            value=record.value,
-            partition=None,
-            headers=[*kept, *added],
-        )
+        try:
+            future = await self._enqueue(
+                self._topics.dlq,
+                key=record.key,
+                value=record.value,
+                partition=None,
+                headers=[*kept, *added],
+            )
+        except MessageSizeTooLargeError:
+            log.error("too large for the dead-letter topic", **about)  # it stays in its own topic
+            return
         try:
             await future
         except KafkaError as problem:
