@@ -141,7 +141,8 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
     async def leave(self) -> None:
         """Close the consumer, which tells the group at once that its partitions are free."""
         self.consumer.stop_flow()
-        await self.call_thread(self._consumer.stop)
+        if self._consumer is not None:
+            await self.call_thread(self._consumer.stop)
 
 
 def _watch_heartbeats(consumer: Any, lease: Lease) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Awaitable
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -271,7 +272,6 @@ class Serving:
         except TimeoutError:
             log.warning("drain timed out: the rest is handed over by the journal")
         await cancel_and_wait([*self._deliveries.tasks, *self._background])
-        await self._leave()
 
     async def _stop_engine(self) -> None:
         await asyncio.to_thread(self._engine.stop)
@@ -289,14 +289,19 @@ class Serving:
             for delivery in self._deliveries
         )
 
-    async def _leave(self) -> None:
-        """Out of the group first, so that the next owner starts at once; then close the rest."""
-        for what, closing in (
-            ("consumer group", self._app.consumer_thread.leave()),
+    async def close(self) -> None:
+        """Out of the group first, so that the next owner starts at once; then close the rest.
+
+        Also after a failure, and after a start that did not end. Bounded by LEAVE_TIMEOUT_S each.
+        """
+        parts: list[tuple[str, Awaitable[None]]] = [
             ("producer", self._publisher.stop()),
             ("Redis", self._redis.aclose()),
-            ("Faust", self._app.stop()),
-        ):
+        ]
+        if self._app.in_worker:
+            parts.insert(0, ("consumer group", self._app.consumer_thread.leave()))
+            parts.append(("Faust", self._app.stop()))
+        for what, closing in parts:
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
                     await closing

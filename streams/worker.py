@@ -116,6 +116,20 @@ class Worker:
     ) -> None:
         self._serving = serving = Serving(self._settings, loaded, self._metrics, tasks)
         try:
+            await self._start(serving)
+            failed = tasks.create_task(serving.failed(), name="failed")
+            await stop.wait()
+            started_s = time.monotonic()
+            _end_within(self._settings.drain_timeout_s, code=0)
+            log.info("draining")
+            await serving.drain()
+            failed.cancel()
+            log.info("drained", s=_since(started_s))
+        finally:
+            await serving.close()
+
+    async def _start(self, serving: Serving) -> None:
+        try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await serving.start()
         except TimeoutError as problem:
@@ -125,14 +139,6 @@ class Worker:
             )
             raise WorkerFailedError(text) from problem
         log.info("serving", group=self._settings.group)
-        failed = tasks.create_task(serving.failed(), name="failed")
-        await stop.wait()
-        started_s = time.monotonic()
-        _end_within(self._settings.drain_timeout_s, code=0)
-        log.info("draining")
-        await serving.drain()
-        failed.cancel()
-        log.info("drained", s=_since(started_s))
 
     def _not_alive(self) -> str | None:
         return self._serving.not_alive() if self._serving else None
