@@ -41,7 +41,7 @@ bench: $(VENV)/.ready-dev ## run every benchmark, or one: ARGS=benchmarks/bench_
 $(VENV)/.ready-base:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; \
 		exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -63,6 +63,11 @@ class Supervised:
         self._process = ServerProcess(program.name, program.log_path)
         self._abort = threading.Event()
 
+    @property
+    def pid(self) -> int | None:
+        """The program's process id while it runs."""
+        return self._process.pid
+
     async def run(self) -> None:
         """Start the program and keep it running for ever.
 

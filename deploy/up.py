@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,6 +54,8 @@ class Stack:
     exports: list[str]
     """`export …` lines that other terminals need to reach it."""
 
+    worker_pids: tuple[int, ...] = ()
+
 
 def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack], None]) -> int:
     """Bring everything up, call `on_ready`, and block until a signal; returns the exit code.
@@ -65,8 +67,7 @@ def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack]
         signal.signal(number, _interrupt)
     try:
         with ExitStack() as stack:
-            folder = data_folder(options.data_dir, ephemeral=options.ephemeral)
-            data_dir = stack.enter_context(folder)
+            data_dir = stack.enter_context(_folder(settings, options))
             services = LocalServices(_with_model(settings), data_dir, stack)
             settings = _with_http_port(services.settings)
             asyncio.run(_ensure_topics(settings, options.num_partitions))
@@ -82,6 +83,15 @@ def _stop_signals() -> list[signal.Signals]:
     """SIGHUP, a terminal that is closed, counts unless `nohup` has us ignore it."""
     stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if stays else [signal.SIGHUP])]
+
+
+def _folder(settings: Settings, options: UpOptions) -> AbstractContextManager[Path]:
+    """Where data and logs go: nothing is kept where both services are somebody else's, so that any
+    number of these may run.
+    """
+    all_given = {"kafka", "redis"} <= settings.model_fields_set
+    ephemeral = options.ephemeral or (all_given and options.data_dir is None)
+    return data_folder(options.data_dir, ephemeral=ephemeral)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -149,11 +159,15 @@ class _Processes:
                 tasks.create_task(self._watch_services(), name="up.watch")
                 for supervised in self._running:
                     await supervised.ready.wait()
-                on_ready(self._stack)
+                on_ready(replace(self._stack, worker_pids=self._worker_pids()))
         except BaseExceptionGroup as group:
             _, failed = group.split(_StopRequested)
             if failed is not None:
                 raise failed.exceptions[0] from None
+
+    def _worker_pids(self) -> tuple[int, ...]:
+        *workers, _gateway = self._running
+        return tuple(worker.pid for worker in workers if worker.pid is not None)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():

@@ -92,7 +92,11 @@ class Scripts:
                 while not await self._answers():  # noqa: ASYNC110 - a probe finds out
                     await asyncio.sleep(_PROBE_INTERVAL_S)
         except TimeoutError as problem:
-            raise UnavailableError("Redis", REACH_TIMEOUT_S) from problem
+            raise UnavailableError(f"Redis at {self._address()}", REACH_TIMEOUT_S) from problem
+
+    def _address(self) -> str:
+        about = self._client.connection_pool.connection_kwargs
+        return str(about.get("path") or f"{about.get('host')}:{about.get('port')}")
 
     async def watch(self) -> None:
         """While Redis is away, ask until it is back. Cancel: safe; runs for ever otherwise."""

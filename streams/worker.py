@@ -12,17 +12,19 @@ from pathlib import Path
 
 import structlog
 import torch
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from headrace.models.loading import LoadedModel, load_model
 from headrace.models.store import resolve_model
-from headrace.schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError, UnavailableError
 from headrace.schemas.settings import Settings
 from headrace.streams.health import HealthServer
 from headrace.streams.metrics import WorkerMetrics
+from headrace.streams.redis_scripts import Scripts, connect
 from headrace.streams.serving import Serving, WorkerFailedError
 
-START_TIMEOUT_S = 25.0
+START_TIMEOUT_S = 15.0
 """Kafka or Redis that does not answer in this time at start: exit 1 and say so."""
 
 EXIT_TIMEOUT_S = 3.0
@@ -78,6 +80,7 @@ class Worker:
         log.info("metrics and health", port=health.port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(health.serve(), name="health")
+            await _reach_services(self._settings)
             loaded = await self._load(stop)
             if loaded is not None:
                 await self._serve(loaded, stop, tasks)
@@ -145,6 +148,26 @@ class Worker:
 
     def _not_ready(self) -> str | None:
         return self._serving.not_ready() if self._serving else "the model is loading"
+
+
+async def _reach_services(settings: Settings) -> None:
+    """Say within seconds that Redis or Kafka is not there, not after the model is loaded.
+
+    Raises: UnavailableError, KafkaError.
+    """
+    client = connect(settings.redis)
+    producer = AIOKafkaProducer(**settings.kafka_options())
+    try:
+        await Scripts(client, settings.keys).reach()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await producer.start()
+    except TimeoutError as problem:
+        raise UnavailableError(f"Kafka at {settings.kafka}", START_TIMEOUT_S) from problem
+    except KafkaConnectionError as problem:
+        raise WorkerFailedError(f"cannot connect to Kafka at {settings.kafka}") from problem
+    finally:
+        await client.aclose()
+        await producer.stop()
 
 
 def _settle(

@@ -1,6 +1,7 @@
 """`headrace up`: its flags, and what it says when all runs."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.consumers.auth import check_bind
-from headrace.deploy.commands.options import UP_FLAGS, examples, with_settings
+from headrace.deploy.commands.options import KAFKA, LOG, UP_FLAGS, examples, flag_name, with_settings
 from headrace.deploy.up import Stack, UpOptions, run_up
 from headrace.schemas.settings import Settings
 
@@ -34,7 +35,10 @@ def up(
     ] = 12,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Where Kafka's and Redis' data and the logs go; default in the cache."),
+        typer.Option(
+            help="Where Kafka's and Redis' data and the logs go; default in the cache, or a "
+            "temporary folder if both addresses are given."
+        ),
     ] = None,
     ephemeral: Annotated[
         bool, typer.Option("--ephemeral", help="Keep nothing after the end.")
@@ -74,8 +78,19 @@ def ready_lines(stack: Stack) -> list[str]:
         "chat page": f"http://{host}:{settings.http_port}/",
         "Kafka": settings.kafka,
         "Redis": _URL_PASSWORD.sub("://***@", settings.redis),
+        "workers": f"pid {', '.join(map(str, stack.worker_pids))}",
         "logs": str(stack.log_dir),
-        "ask": _ASK,
+        "ask": " ".join([_ASK, *_flags_to_reach(settings)]),
         "stop": "Ctrl-C",
     }
     return [f"{name:10} {value}" for name, value in rows.items()]
+
+
+def _flags_to_reach(settings: Settings) -> list[str]:
+    """What a client in another terminal, whose environment may be bare, must be told."""
+    words: list[str] = []
+    for name in (name for name in KAFKA if name not in LOG):
+        value = getattr(settings, name)
+        if value != Settings.model_fields[name].default:
+            words += [flag_name(name), shlex.quote(str(value))]
+    return words
