@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 import logging
 import os
+import select
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -103,8 +105,10 @@ def run(args: Sequence[str]) -> int:
         return _wrong_usage(problem)
     except (typer.Abort, KeyboardInterrupt):
         return FAILED
-    except BrokenPipeError:
-        return _reader_gone()
+    except SystemExit as ended:  # typer's answer to a closed pipe
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return report(ended.__context__)
     except (
         Exception
     ) as problem:  # the boundary of the process: nothing above us could decide better
@@ -120,24 +124,44 @@ def report(problem: BaseException) -> int:
 
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1:
         problem = problem.exceptions[0]  # of a task group that one task ended
+    if isinstance(problem, BrokenPipeError) and _reader_is_gone():
+        return _end_quietly()
     logging.getLogger(__name__).debug("the command failed", exc_info=problem)
     if isinstance(problem, HeadraceError):
-        fail(str(problem))
+        fail(f"{problem}{_advice(problem)}")
         return WRONG_USAGE if isinstance(problem, SettingsError | RequestError) else FAILED
     if isinstance(problem, OSError) or _is_expected(problem):
-        fail(str(problem) or type(problem).__name__)
+        fail(" ".join(str(problem).split()) or type(problem).__name__)
     else:
         fail(f"unexpected {type(problem).__name__}: {problem} (--log-level debug says where)")
     return FAILED
 
 
 def _is_expected(problem: BaseException) -> bool:
-    """Whether a library says that a service or a part is not there, in words meant for people."""
+    """Whether a library or the engine says what is not there or not right, in words for people."""
     from aiokafka.errors import KafkaError
 
-    from headrace.deploy.processes import ServiceStartError
+    if isinstance(problem, KafkaError) or _is_of_models(type(problem).__module__):
+        return True
+    raised_in = ""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        raised_in = str(frame.f_globals.get("__name__"))
+    return isinstance(problem, ValueError) and _is_of_models(raised_in)  # e.g. no such device
 
-    return isinstance(problem, KafkaError | ServiceStartError)
+
+def _is_of_models(module: str) -> bool:
+    """Told by the name: importing these would load torch."""
+    return module.startswith("headrace.models.")
+
+
+def _advice(problem: BaseException) -> str:
+    """What to do about a Kafka or Redis that does not answer, unless the text says it."""
+    from headrace.schemas.errors import UnavailableError
+
+    if not isinstance(problem, UnavailableError) or "headrace topics create" in str(problem):
+        return ""
+    name = "redis" if "redis" in problem.what.lower() else "kafka"
+    return f": is it running? (`headrace up` starts one; --{name} / HEADRACE_{name.upper()})"
 
 
 def _wrong_usage(problem: Any) -> int:
@@ -150,10 +174,18 @@ def _wrong_usage(problem: Any) -> int:
     return WRONG_USAGE
 
 
-def _reader_gone() -> int:
-    """The program that read our output has ended, as `head` does: stop without a word."""
+def _reader_is_gone() -> bool:
+    """Whether it was our output's pipe that broke, and no connection of ours."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _end_quietly() -> int:
+    """The program that read our output has all it wanted, as `head` does: stop without a word."""
+    sys.stdout = sys.__stdout__ or sys.stdout  # typer has put another in its place
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FAILED
+    return DONE
 
 
 def main() -> None:

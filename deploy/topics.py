@@ -39,6 +39,7 @@ class TopicState:
     name: str
     num_partitions: int | None
     cleanup_policy: str = "delete"
+    num_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,19 @@ class Ensured:
 
     created: list[str]
     left: list[str]
+    differences: list[str]
+    """What a topic that was left has other than was asked for, one sentence each."""
 
 
 async def ensure_topics(
-    settings: Settings, *, partitions: int = DEFAULT_PARTITIONS, replication_factor: int = 1
+    settings: Settings,
+    *,
+    partitions: int | None = None,
+    replication_factor: int | None = None,
 ) -> Ensured:
     """Create the topics that are missing and return when each has its leaders; idempotent.
+
+    A number that is None is the default for new topics, and of no matter for those that are there.
 
     Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
     Cancel: some topics may have been created; calling it again does the rest.
@@ -61,9 +69,14 @@ async def ensure_topics(
         wanted = _all_topics(settings)
         present = {topic.name for topic in await _describe(admin, wanted) if topic.num_partitions}
         missing = [name for name in wanted if name not in present]
-        created = await _create(admin, settings, missing, partitions, replication_factor)
-        await _until_led(admin, wanted)
-    return Ensured(created, [name for name in wanted if name not in created])
+        created = await _create(
+            admin, settings, missing, partitions or DEFAULT_PARTITIONS, replication_factor or 1
+        )
+        led = await _until_led(admin, wanted)
+    left = [topic for topic in led if topic.name not in created]
+    return Ensured(
+        created, [topic.name for topic in left], other_numbers(left, partitions, replication_factor)
+    )
 
 
 async def check_topics(settings: Settings) -> list[str]:
@@ -98,6 +111,25 @@ def differences(states: list[TopicState], co_partitioned: tuple[str, ...]) -> li
         if "compact" in topic.cleanup_policy
     ]
     return found
+
+
+def other_numbers(
+    states: list[TopicState], partitions: int | None, replication_factor: int | None
+) -> list[str]:
+    """`a has 12 partitions, not 24` for each number that was asked for and is another."""
+    return [
+        f"{topic.name} has {_counted(found, noun)}, not {wanted}"
+        for topic in states
+        for noun, found, wanted in (
+            ("partition", topic.num_partitions, partitions),
+            ("replica", topic.num_replicas, replication_factor),
+        )
+        if wanted is not None and found is not None and found != wanted
+    ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _all_topics(settings: Settings) -> list[str]:
@@ -139,18 +171,24 @@ async def _connect(admin: AIOKafkaAdminClient, what: str) -> None:
         raise TopicsError(f"{what} refused us: {problem!r}") from problem
 
 
-async def _until_led(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+async def _until_led(admin: AIOKafkaAdminClient, names: list[str]) -> list[TopicState]:
     """Wait until each topic has its leaders; the caller sets the bound."""
     while True:
-        if all(topic.num_partitions for topic in await _describe(admin, names)):
-            return
+        topics = await _describe(admin, names)
+        if all(topic.num_partitions for topic in topics):
+            return topics
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> list[TopicState]:
     """Each topic as the broker sees it now; one without leaders yet counts as missing."""
     found = {topic["topic"]: topic for topic in await admin.describe_topics(names)}
-    return [TopicState(name, _num_partitions(found.get(name))) for name in names]
+    return [
+        TopicState(
+            name, _num_partitions(found.get(name)), num_replicas=_num_replicas(found.get(name))
+        )
+        for name in names
+    ]
 
 
 def _num_partitions(topic: dict[str, Any] | None) -> int | None:
@@ -159,6 +197,12 @@ def _num_partitions(topic: dict[str, Any] | None) -> int | None:
     if any(partition["leader"] < 0 for partition in topic["partitions"]):
         return None
     return len(topic["partitions"])
+
+
+def _num_replicas(topic: dict[str, Any] | None) -> int | None:
+    if topic is None or not topic["partitions"]:
+        return None
+    return min(len(partition["replicas"]) for partition in topic["partitions"])
 
 
 async def _create(

@@ -10,6 +10,8 @@ from enum import StrEnum
 Headers = Sequence[tuple[str, bytes | None]]
 
 _TRACE = ("traceparent", "tracestate", "baggage")
+_TRACE_MAX_BYTES = 8192
+"""W3C's own limit of `baggage`; a longer value would be copied into every event."""
 
 
 class EventType(StrEnum):
@@ -51,5 +53,5 @@ def cloud_event_headers(
 
 def trace_headers(headers: Headers) -> list[tuple[str, bytes]]:
     """What a response event hands on of its request's trace context."""
-    found = ((name, header_text(headers, name)) for name in _TRACE)
-    return [(name, value.encode("utf-8")) for name, value in found if value is not None]
+    found = ((name, (header_text(headers, name) or "").encode("utf-8")) for name in _TRACE)
+    return [(name, value) for name, value in found if 0 < len(value) <= _TRACE_MAX_BYTES]

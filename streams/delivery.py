@@ -14,12 +14,19 @@ from typing import Protocol
 import structlog
 
 from headrace.models.engine import EngineStoppedError
-from headrace.models.request import EngineOutput, EngineRequest
+from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, EngineRequest
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, UndecodableError
 from headrace.schemas.request import DecodedRequest
 from headrace.streams.claiming import POLL_INTERVAL_S, Claimant, Outcome
 from headrace.streams.flusher import Flusher
-from headrace.streams.generation import Ending, Generation, JournalEntry, Standing, TextStream
+from headrace.streams.generation import (
+    Ending,
+    Generation,
+    JournalEntry,
+    Standing,
+    Start,
+    TextStream,
+)
 from headrace.streams.journal import Claim, ClaimKind, ConfirmResult, Journal
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
@@ -30,6 +37,9 @@ from headrace.streams.session_store import SessionRecord, SessionStore
 from headrace.streams.stopwatch import Stopwatch
 
 log = structlog.get_logger(__name__)
+
+THREAD_ABOVE_BYTES = 32_768
+"""A request of this size takes some 10 ms to tokenise."""
 
 CANCELLED = Ending(finish_reason="cancelled")
 
@@ -168,15 +178,16 @@ class Delivery:
         return max(0.0, end_s - time.time())
 
     async def _load_session(self, generation: Generation) -> SessionRecord:
-        """The conversation; a generation without a journal starts without one
-        while Redis is away.
+        """The conversation; while Redis is away, a generation without a journal goes on from what
+        this owner remembers of it.
         """
         while True:
             try:
                 return await self._parts.sessions.load(self.decoded.tenant, self.decoded.session_id)
             except UnavailableError:
                 if generation.standing is Standing.UNJOURNALED:
-                    return SessionRecord()
+                    decoded = self.decoded
+                    return self._parts.sessions.remembered(decoded.tenant, decoded.session_id)
                 await self._redis_back()
 
     async def _redis_back(self) -> None:
@@ -191,8 +202,7 @@ class Delivery:
             if remaining_s == 0.0:
                 raise _expired()
             if generation.start is None:
-                model = self._parts.model
-                generation.start = prepare(self.decoded, session, model, now_s=time.time())
+                generation.start = await self._prepare(session)
             self._parts.engine.add(self._engine_request(generation, remaining_s))
             self._in_engine = True
         except EngineStoppedError:
@@ -205,6 +215,13 @@ class Delivery:
             text = f"the request could not be prepared: {type(problem).__name__}"
             refusal = RequestError(ErrorCode.INTERNAL_ERROR, text)
             await self._refuse(generation, refusal, poison=True)
+
+    async def _prepare(self, session: SessionRecord) -> Start:
+        """Long prompts in a thread: tokenising one must not hold up the streams of the others."""
+        arguments = (self.decoded, session, self._parts.model)
+        if len(self.decoded.record.value or b"") < THREAD_ABOVE_BYTES:
+            return prepare(*arguments, now_s=time.time())
+        return await asyncio.to_thread(prepare, *arguments, now_s=time.time())
 
     async def _refuse(self, generation: Generation, problem: RequestError, *, poison: bool) -> None:
         if poison:
@@ -242,7 +259,7 @@ class Delivery:
         generation.extend(output.token_ids, output.text)
         timings = self._stopwatch.timings()
         if output.error is not None:
-            problem = RequestError(ErrorCode(output.error.code.value), output.error.message)
+            problem = _problem(output.error)
             generation.end(Ending(error=problem, timings=timings))
         elif output.finish_reason is not None:
             generation.end(Ending(finish_reason=output.finish_reason.value, timings=timings))
@@ -302,9 +319,7 @@ class Delivery:
             return
         try:
             # cancelled before its turn: its question stays
-            start = generation.start or prepare(
-                self.decoded, session, self._parts.model, now_s=time.time()
-            )
+            start = generation.start or await self._prepare(session)
             record = conversation_after(
                 self.decoded, session, start, generation.ids, generation.text
             )
@@ -329,7 +344,11 @@ class Delivery:
                 )
             except UnavailableError:
                 if generation.standing is Standing.UNJOURNALED:
-                    return "redis away"
+                    token = self._token(generation)
+                    self._parts.sessions.store_later(
+                        generation, record, read_version=read_version, token=token
+                    )
+                    return "ok"
                 await self._redis_back()
 
     def _token(self, generation: Generation) -> int:
@@ -374,6 +393,12 @@ class Delivery:
             metrics.prompt_tokens.inc(len(generation.start.prompt_ids))
         metrics.e2e_latency.observe(max(0.0, time.time() - self.decoded.record.timestamp_ms / 1000))
         return Outcome.DELIVERED
+
+
+def _problem(error: EngineError) -> RequestError:
+    if error.code is EngineErrorCode.EXPIRED:
+        return _expired()
+    return RequestError(ErrorCode(error.code.value), error.message)
 
 
 def _expired() -> RequestError:

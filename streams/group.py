@@ -16,6 +16,7 @@ from headrace.streams.journal import Journal
 from headrace.streams.kafka import PipelineApp
 from headrace.streams.ledger import AckLedger, Place
 from headrace.streams.ownership import Assignment, Lease, Ownership
+from headrace.streams.session_store import SessionStore
 
 COMMIT_INTERVAL_S = 0.5
 COMMIT_TIMEOUT_S = 10.0
@@ -36,10 +37,11 @@ class GroupMember:
         deliveries: Deliveries,
         ownership: Ownership,
         lease: Lease,
+        sessions: SessionStore,
     ) -> None:
         self._app, self._topics, self._journal = app, topics, journal
         self._ledger, self._deliveries = ledger, deliveries
-        self._ownership, self._lease = ownership, lease
+        self._ownership, self._lease, self._sessions = ownership, lease, sessions
         self.joined = False
         self.places: set[Place] = set()
         """The partitions of both topics that the group has given to this process."""
@@ -56,6 +58,7 @@ class GroupMember:
         self._ownership.keep_only(partitions)
         for place, offset in self._ledger.keep_only(places):
             self._deliveries.drop(place, offset)
+        self._sessions.forget_remembered()
         tokens, ends, _ = await asyncio.gather(
             self._tokens(partitions), self._ends(partitions), self._begin(places)
         )

@@ -150,18 +150,19 @@ class Intake:
         self, record: Record, place: Place, session: SessionKey, turn: asyncio.Event
     ) -> None:
         await turn.wait()
-        await self._delete(*session, place, record.offset)
-        self._ledger.finish(place, record.offset)
+        await self._delete(session, place, record.offset, tombstone=record)
 
-    async def _delete(self, tenant: str, session_id: str, place: Place, offset: int) -> None:
+    async def _delete(
+        self, session: SessionKey, place: Place, offset: int, *, tombstone: Record | None = None
+    ) -> None:
         while self._ledger.is_open(place, offset):
             try:
-                await self._parts.sessions.delete(tenant, session_id)
+                await self._parts.sessions.delete(*session, tombstone=tombstone)
             except UnavailableError:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 await self._parts.scripts.available.wait()
                 continue
-            return
+            self._ledger.finish(place, offset)
 
     def take_control(self, record: Record, now_s: float) -> None:
         """Take a record of the control topic; what it asks for here is done at once."""
@@ -183,7 +184,8 @@ class Intake:
             )
             work = self._cancel(control, place, record.offset)
         else:
-            work = self._delete_now(control.tenant, control.session_id, place, record.offset)
+            session = (control.tenant, control.session_id)
+            work = self._delete(session, place, record.offset)
         self._start_chore(work, f"control {record.partition}-{record.offset}")
 
     async def _cancel(self, control: Cancel, place: Place, offset: int) -> None:
@@ -201,10 +203,6 @@ class Intake:
                 continue
             self._ledger.finish(place, offset)
             return
-
-    async def _delete_now(self, tenant: str, session_id: str, place: Place, offset: int) -> None:
-        await self._delete(tenant, session_id, place, offset)
-        self._ledger.finish(place, offset)
 
 
 def _text(key: bytes | None) -> str | None:

@@ -31,10 +31,16 @@ Gap = tuple[int, int]
 @dataclass(slots=True)
 class _Partition:
     open: dict[int, float] = field(default_factory=dict)  # offset -> when it was taken, monotonic s
+    finished: set[int] = field(default_factory=set)  # above the watermark, so not committed yet
     holes: list[Gap] = field(default_factory=list)
     first_offset: int | None = None
     next_offset: int | None = None  # after everything that was taken or found empty
     committed: int | None = None  # None: not known where to begin, so nothing may be committed
+
+    def watermark(self) -> int:
+        """The lowest offset that is open or in a hole, else the one after all that was taken."""
+        unfinished = [*self.open, *(start for start, _ in self.holes)]
+        return min(unfinished, default=self.next_offset or 0)
 
 
 class AckLedger:
@@ -62,9 +68,11 @@ class AckLedger:
         return partition is not None and partition.committed is not None
 
     def take(self, place: Place, offset: int, now_s: float) -> bool:
-        """Note a record as open. False: it is open already (read again after a rebalance)."""
+        """Note a record as open. False: it is open or finished already, and was read again after a
+        rebalance.
+        """
         partition = self._partitions.setdefault(place, _Partition())
-        if offset in partition.open:
+        if offset in partition.open or offset in partition.finished:
             return False
         if partition.next_offset is None:
             partition.first_offset = offset
@@ -83,8 +91,10 @@ class AckLedger:
     def finish(self, place: Place, offset: int) -> None:
         """Note a record as done with; of a partition that was lost, nothing is noted."""
         partition = self._partitions.get(place)
-        if partition is not None:
-            partition.open.pop(offset, None)
+        if partition is not None and partition.open.pop(offset, None) is not None:
+            partition.finished.add(offset)
+            watermark = partition.watermark()
+            partition.finished = {one for one in partition.finished if one >= watermark}
 
     def give_back(self, place: Place, offset: int) -> None:
         """Note an open record as not taken after all: a hole, which is read again."""
@@ -124,8 +134,7 @@ class AckLedger:
         for place, partition in self._partitions.items():
             if partition.committed is None or partition.next_offset is None:
                 continue
-            unfinished = [*partition.open, *(start for start, _ in partition.holes)]
-            watermark = min(unfinished, default=partition.next_offset)
+            watermark = partition.watermark()
             if watermark > partition.committed:
                 due[place] = watermark
         return due

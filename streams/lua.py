@@ -115,25 +115,34 @@ return 'ok'
 
 STORE_SESSION = """
 -- KEYS session; ARGV token, partition, version it was read at, request id, turns, messages, ids,
--- ttl_ms. Tokens of two partitions cannot be compared; the version tells then.
+-- ttl_ms, offset and timestamp of the record. Tokens of two partitions cannot be compared; the
+-- version tells then.
 local found = redis.call('HMGET', KEYS[1], 'token', 'partition', 'version', 'last')
 if found[4] == ARGV[4] then return 'stored before' end
 if found[2] == ARGV[2] and tonumber(found[1]) > tonumber(ARGV[1]) then return 'fenced' end
 if (found[3] or '0') ~= ARGV[3] then return 'changed' end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'partition', ARGV[2],
   'version', string.format('%.0f', ARGV[3] + 1), 'last', ARGV[4],
-  'turns', ARGV[5], 'messages', ARGV[6], 'ids', ARGV[7])
+  'turns', ARGV[5], 'messages', ARGV[6], 'ids', ARGV[7], 'offset', ARGV[9], 'time', ARGV[10])
 redis.call('PEXPIRE', KEYS[1], ARGV[8])
 return 'ok'
 """
 
 DELETE_SESSION = """
--- KEYS session; ARGV ttl_ms. The version stays, so that a turn that is running now is not stored.
-local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
+-- KEYS session; ARGV ttl_ms and, for a tombstone, partition, offset and timestamp of its record.
+-- The version stays, so that a turn that is running now is not stored. A tombstone that is read
+-- again must not delete the turns behind it. (A topic made anew counts from 0 again, but later.)
+local found = redis.call('HMGET', KEYS[1], 'version', 'partition', 'offset', 'time')
+if ARGV[2] and found[2] == ARGV[2] and found[3] and tonumber(found[3]) >= tonumber(ARGV[3])
+  and tonumber(found[4]) >= tonumber(ARGV[4]) then return 'deleted before' end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'version', string.format('%.0f', version + 1))
+redis.call('HSET', KEYS[1], 'version', string.format('%.0f', tonumber(found[1] or '0') + 1))
+if ARGV[2] then
+  redis.call('HSET', KEYS[1], 'partition', ARGV[2], 'offset', ARGV[3], 'time', ARGV[4],
+    'token', '0')
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return version
+return 'ok'
 """
 
 IS_CANCELLED = """

@@ -47,6 +47,7 @@ class ServedModel:
     fingerprint: str
     window_tokens: int
     vocab_size: int
+    longest_token_chars: int
     encoder: Encoder
 
 
@@ -62,6 +63,7 @@ def prepare(
     _check_model(request, model)
     history = _history(decoded, request, session)
     messages = _messages(request, history)
+    _check_size(request, messages, model)
     ids = _encode(request, history, model)
     dropped = 0
     if len(ids) >= model.window_tokens and request.truncation == "auto":
@@ -121,8 +123,9 @@ def sampling_of(request: GenerationRequest, seed: int) -> SamplingParams:
     )
 
 
-def context_too_long(prompt_tokens: int, window_tokens: int) -> RequestError:
-    text = f"the prompt has {prompt_tokens} tokens, the model's window is {window_tokens}"
+def context_too_long(prompt_tokens: int, window_tokens: int, *, more: bool = False) -> RequestError:
+    least = "at least " if more else ""
+    text = f"the prompt has {least}{prompt_tokens} tokens, the model's window is {window_tokens}"
     return RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text, "messages")
 
 
@@ -137,6 +140,16 @@ def _check_model(request: GenerationRequest, model: ServedModel) -> None:
     if request.response_format.type != "text":
         text = "this engine does not constrain its answers yet: only text"
         raise RequestError(ErrorCode.INVALID_VALUE, text, "response_format")
+
+
+def _check_size(
+    request: GenerationRequest, messages: list[ChatMessage], model: ServedModel
+) -> None:
+    """Refuse what cannot fit whatever its tokens are, without the time to tokenise it."""
+    num_chars = sum(len(message["content"]) for message in messages)
+    least_tokens = num_chars // model.longest_token_chars
+    if least_tokens >= model.window_tokens and request.truncation == "disabled":
+        raise context_too_long(least_tokens, model.window_tokens, more=True)
 
 
 def _check_token(token: int, vocab_size: int, param: str) -> None:

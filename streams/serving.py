@@ -77,6 +77,7 @@ class Serving:
         self._redis = connect(settings.redis)
         self._scripts = Scripts(self._redis, settings.keys)
         self._journal = Journal(self._scripts, settings.keys, ttl_s=settings.journal_ttl_s)
+        self._sessions = SessionStore(self._scripts, settings.keys, ttl_s=settings.session_ttl_s)
         self._publisher = Publisher(
             settings,
             worker_name=f"{socket.gethostname()}:{os.getpid()}",
@@ -106,7 +107,7 @@ class Serving:
             model=served_model(settings, loaded),
             journal=self._journal,
             scripts=self._scripts,
-            sessions=SessionStore(self._scripts, settings.keys, ttl_s=settings.session_ttl_s),
+            sessions=self._sessions,
             flusher=self._flusher,
             publisher=self._publisher,
             ownership=self._ownership,
@@ -130,6 +131,7 @@ class Serving:
             self._deliveries,
             self._ownership,
             self._lease,
+            self._sessions,
         )
         self._gaps = GapWatcher(settings, self._app, self._ledger, self._intake)
         self._app.on_partitions_assigned.connect(self._member.on_assigned)
@@ -152,7 +154,7 @@ class Serving:
             self._flusher.run(),
             self._scripts.watch(),
             self._member.commit_for_ever(),
-            self._watch_cancels(),
+            self._catch_up(),
             self._gaps.watch(lambda: self._member.places),
         ):
             self._background.append(self._tasks.create_task(work))
@@ -166,6 +168,8 @@ class Serving:
             name: await self._publisher.num_partitions(name) for name in topics.co_partitioned
         }
         missing = [name for name, count in counts.items() if not count]
+        if not await self._publisher.num_partitions(topics.dlq):
+            missing.append(topics.dlq)
         if missing:
             text = f"no topic {', '.join(missing)}: run `headrace topics create`"
             raise SettingsError(text)
@@ -197,15 +201,18 @@ class Serving:
     def _on_engine_death(self, cause: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, "the engine died", cause)
 
-    async def _watch_cancels(self) -> None:
-        """Generations that wait do not flush, so their journals are asked for a cancel."""
+    async def _catch_up(self) -> None:
+        """Generations that wait do not flush, so their journals are asked for a cancel. And turns
+        that were answered while Redis was away are stored.
+        """
         while True:
             await asyncio.sleep(CANCEL_POLL_INTERVAL_S)
-            asked = [g for g in self._generations() if g.ending is None]
-            if not asked or not self._scripts.available.is_set():
+            if not self._scripts.available.is_set():
                 continue
+            asked = [g for g in self._generations() if g.ending is None]
             try:
-                answers = await self._journal.cancelled(asked)
+                await self._sessions.save_all()
+                answers = await self._journal.cancelled(asked) if asked else []
             except UnavailableError:
                 continue
             for generation, cancelled in zip(asked, answers, strict=True):
@@ -320,5 +327,6 @@ def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
         fingerprint=loaded.fingerprint,
         window_tokens=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
+        longest_token_chars=max(map(len, loaded.tokenizer.get_vocab())),
         encoder=ConversationEncoder(loaded.tokenizer),
     )

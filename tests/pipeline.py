@@ -24,7 +24,7 @@ from headrace.deploy.topics import ensure_topics
 from headrace.schemas.reply import ReplyReader, Seen, event_text
 from headrace.schemas.settings import Settings, child_environment
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # imports alone take a minute on a loaded machine
 
 
 class WorkerProcess:

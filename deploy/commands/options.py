@@ -63,6 +63,9 @@ _TEXTS = {
 }
 """Help for the fields whose name alone tells the reader of the code enough."""
 
+_DEFAULTS = {"dtype": "auto (float32 on CPUs)"}
+"""Where the default's bare value does not say what it comes to."""
+
 Command = Callable[..., int]
 
 
@@ -116,7 +119,7 @@ def _flag(name: str) -> inspect.Parameter:
     field = Settings.model_fields[name]
     text = field.description or _TEXTS[name]
     if field.default is not None:
-        text = f"{text}; default {field.default}"
+        text = f"{text}; default {_DEFAULTS.get(name, field.default)}"
     option = typer.Option(flag_name(name), help=text, metavar=_metavar(field.annotation))
     return inspect.Parameter(
         name,

@@ -76,12 +76,16 @@ def send(
     tenant: Annotated[str, typer.Option(help="Whose conversation it is.")] = DEFAULT_TENANT,
     timeout: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="Give up after this long without an event."),
+        typer.Option(
+            min=0.1, metavar="<seconds>", help="Give up after this long without an event."
+        ),
     ] = DEFAULT_SILENCE_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line.")] = False,
 ) -> int:
     """Ask, and print the answer as it comes. Ctrl-C cancels it."""
     message = sys.stdin.read() if text == "-" else text
+    if not message.strip():
+        raise typer.BadParameter("the message is empty", param_hint="TEXT")
     messages = [{"role": "user", "content": message}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
+from headrace.deploy.console import note
 from headrace.producers.request_producer import RequestProducer
 from headrace.schemas.request import DEFAULT_TENANT
 from headrace.schemas.settings import Settings
@@ -42,4 +43,5 @@ def delete(
             await producer.stop()
 
     asyncio.run(run())
+    note(f"asked to delete session {session}")
     return 0

@@ -14,6 +14,8 @@ from headrace.consumers.log_event import LogEvent, decode_event
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
 from headrace.deploy.commands.output import ReplyText, failure_text, statistics, write, write_json
+from headrace.producers.request_producer import TopicMissingError
+from headrace.schemas.errors import UnavailableError
 from headrace.schemas.reply import ReplyReader, Seen, is_last
 from headrace.schemas.request import DEFAULT_TENANT
 from headrace.schemas.settings import Settings
@@ -22,6 +24,18 @@ MAX_FOLLOWED = 10_000
 """Requests whose place is remembered; the oldest is forgotten first (200 bytes each)."""
 
 FETCH_BYTES = 2**20
+
+
+class _NoAnswerError(UnavailableError):
+    """As what the reader says, with the address; the bound only where it was waited for."""
+
+    def __init__(self, address: str, problem: UnavailableError) -> None:
+        super().__init__(f"{problem.what} at {address}", problem.timeout_s)
+        self._waited = isinstance(problem.__cause__, TimeoutError)
+
+    def __str__(self) -> str:
+        return super().__str__() if self._waited else f"{self.what} gave no answer"
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -75,13 +89,21 @@ async def _tail(
         following.cancel()
         await asyncio.wait({following})
         shown.end()
-    if not following.cancelled():
+    if following.cancelled():
+        return
+    try:
         following.result()
+    except TopicMissingError:
+        raise
+    except UnavailableError as problem:
+        raise _NoAnswerError(settings.kafka, problem) from problem
 
 
 async def _session_events(
     settings: Settings, tenant: str, session: str, *, from_start: bool
 ) -> AsyncGenerator[LogEvent, None]:
+    async with _connected(settings):
+        pass  # says at once what is not there; the log would try again and again
     log = ResponseLog(settings)
     await log.start()
     try:
@@ -103,9 +125,20 @@ async def _all_events(
 
 
 @asynccontextmanager
-async def _assigned(settings: Settings, *, from_start: bool) -> AsyncIterator[Any]:
+async def _connected(settings: Settings) -> AsyncIterator[tuple[Any, list[Any]]]:
+    topic = settings.topics.responses
     async with reading(settings, max_partition_fetch_bytes=FETCH_BYTES) as consumer:
-        parts = await find_partitions(consumer, settings.topics.responses)
+        try:
+            parts = await find_partitions(consumer, topic)
+        except UnavailableError as problem:
+            what = f"topic {topic} at {settings.kafka}"
+            raise TopicMissingError(what, problem.timeout_s) from problem
+        yield consumer, parts
+
+
+@asynccontextmanager
+async def _assigned(settings: Settings, *, from_start: bool) -> AsyncIterator[Any]:
+    async with _connected(settings) as (consumer, parts):
         consumer.assign(parts)
         seek = consumer.seek_to_beginning if from_start else consumer.seek_to_end
         await bounded("offsets", seek(*parts))

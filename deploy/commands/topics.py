@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
+from headrace.deploy.console import note
 from headrace.deploy.topics import DEFAULT_PARTITIONS, check_topics, ensure_topics
 from headrace.schemas.settings import Settings
 
@@ -31,11 +33,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def create(
     settings: Settings,
     partitions: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Partitions of each topic.")
-    ] = DEFAULT_PARTITIONS,
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help=f"Partitions of each topic that is created; default {DEFAULT_PARTITIONS}.",
+        ),
+    ] = None,
     replication_factor: Annotated[
-        int, typer.Option(min=1, max=100, help="Copies of each partition.")
-    ] = 1,
+        int | None, typer.Option(min=1, max=100, help="Copies of each partition; default 1.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Create the topics that are missing; those that are there stay as they are."""
@@ -43,12 +50,14 @@ def create(
         ensure_topics(settings, partitions=partitions, replication_factor=replication_factor)
     )
     if as_json:
-        print(json.dumps({"created": done.created, "left": done.left}))
+        print(json.dumps(asdict(done)))
         return 0
     for name in done.created:
-        print(f"created {name} with {partitions} partitions")
+        print(f"created {name} with {partitions or DEFAULT_PARTITIONS} partitions")
     for name in done.left:
         print(f"left {name} as it is")
+    for difference in done.differences:
+        note(difference)
     return 0
 
 

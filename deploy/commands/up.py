@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from headrace.consumers.auth import check_bind
-from headrace.deploy.commands.options import KAFKA, LOG, UP_FLAGS, examples, flag_name, with_settings
+from headrace.deploy.commands.options import (
+    KAFKA,
+    LOG,
+    UP_FLAGS,
+    examples,
+    flag_name,
+    with_settings,
+)
 from headrace.deploy.up import Stack, UpOptions, run_up
 from headrace.schemas.settings import Settings
 

@@ -263,8 +263,10 @@ async def test_without_topics_send_says_how_to_create_them(settings: Settings) -
 async def test_cancel_and_delete_produce_control_records(settings: Settings) -> None:
     """Both are done when the broker has the record."""
     async with working(settings, says_nothing) as worker:
-        assert (await run(settings, "cancel", "r1", "--session", "s1"))[0] == 0
-        assert (await run(settings, "sessions", "delete", "s1", "--tenant", "acme"))[0] == 0
+        cancelled = await run(settings, "cancel", "r1", "--session", "s1")
+        assert cancelled == (0, "", "asked to cancel r1 in session s1\n")
+        deleted = await run(settings, "sessions", "delete", "s1", "--tenant", "acme")
+        assert deleted == (0, "", "asked to delete session s1\n")
         async with asyncio.timeout(10):
             while len(worker.control) < 2:
                 worker.heard.clear()
@@ -302,6 +304,50 @@ async def test_tail_shows_text_by_request(settings: Settings) -> None:
     assert lines[1] == "Hello, wörld!\n"
     assert lines[2] == "   3 tokens · 20.0 tok/s · first token after 20 ms · stop\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("send", "hi", "--json"), ("send", "hi"), ("tail", "--from-start", "--json")],
+    ids=" ".join,
+)
+async def test_a_reader_that_has_enough_ends_it_quietly(
+    settings: Settings, command: tuple[str, ...]
+) -> None:
+    """`headrace … | head -1`: exit code 0 and no message, though more events come."""
+    async with working(settings, says_hello):
+        await run(settings, "send", "hi")
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", '{ "$@"; echo "rc $?" >&2; } | head -c 1', "sh"),
+            *(sys.executable, "-m", "headrace.deploy.cli", *command),
+            env=child_environment(kafka=settings.kafka, topic_prefix=settings.topic_prefix),
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        while command[0] == "tail" and process.returncode is None:
+            await run(settings, "send", "hi")  # it hears of the closed pipe when it writes
+        out, err = await process.communicate()
+    assert (len(out), err) == (1, b"rc 0\n")
+
+
+@pytest.mark.parametrize("flags", [(), ("--session", "s1")], ids=["all", "one session"])
+async def test_tail_says_which_kafka_is_not_there(flags: tuple[str, ...]) -> None:
+    """One line with the address and what to do; no bound that it did not wait for."""
+    code, out, err = await run(load_settings(kafka="127.0.0.1:1"), "tail", *flags)
+    assert (code, out) == (1, "")
+    assert err == (
+        "headrace: Kafka (connect) at 127.0.0.1:1 gave no answer: is it running? "
+        "(`headrace up` starts one; --kafka / HEADRACE_KAFKA)\n"
+    )
+
+
+async def test_numbers_of_topics_that_differ_are_said(settings: Settings) -> None:
+    """They are left as they are, and that is no failure."""
+    await ensure_topics(settings, partitions=3)
+    code, out, err = await run(settings, "topics", "create", "--partitions", "4")
+    assert code == 0
+    assert f"left {settings.topics.requests} as it is" in out
+    assert f"{settings.topics.requests} has 3 partitions, not 4" in err.splitlines()
 
 
 @pytest.mark.parametrize("command", [("topics", "create"), ("topics", "check")])

@@ -37,11 +37,18 @@ def sessions(client: "Redis", keys: Keys) -> SessionStore:
 
 
 def turn(
-    request_id: str, *, token: int = 100, partition: int = 3, session: str = "s1"
+    request_id: str,
+    *,
+    token: int = 100,
+    partition: int = 3,
+    session: str = "s1",
+    offset: int = 5,
+    timestamp_ms: int = 1,
 ) -> Generation:
     """A generation of one turn."""
     body: dict[str, Any] = {"request_id": request_id, "prompt": "hi"}
-    record = Record("requests", partition, 5, 1, session.encode(), orjson.dumps(body), [])
+    value = orjson.dumps(body)
+    record = Record("requests", partition, offset, timestamp_ms, session.encode(), value, [])
     return Generation(decode_request(record), token=token, attempt=token)
 
 
@@ -147,3 +154,21 @@ async def test_a_session_is_kept_alive_by_reading(
     assert await client.pttl(key) > 50_000
     await sessions.delete("default", "s1")
     assert 0 < await client.pttl(key) <= 60_000
+
+
+async def test_a_tombstone_read_again_leaves_the_turns_behind_it(sessions: SessionStore) -> None:
+    """After a crash the records since the last commit are read again, the tombstone among them."""
+    tombstone = Record("requests", 3, 6, 20, b"s1", None, [])
+    await store(
+        sessions, turn("r1", offset=5, timestamp_ms=10), conversation("a", "b"), read_version=0
+    )
+    await sessions.delete("default", "s1", tombstone=tombstone)
+    await sessions.delete("default", "s1", tombstone=tombstone)
+    assert (await sessions.load("default", "s1")).version == 2
+    after = turn("r2", offset=7, timestamp_ms=30)
+    assert await store(sessions, after, conversation("c", "d"), read_version=2) == "ok"
+    await sessions.delete("default", "s1", tombstone=tombstone)
+    assert (await sessions.load("default", "s1")).turns == 1
+    later = Record("requests", 3, 0, 40, b"s1", None, [])  # of a topic that was made anew
+    await sessions.delete("default", "s1", tombstone=later)
+    assert not (await sessions.load("default", "s1")).exists

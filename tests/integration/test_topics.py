@@ -42,6 +42,9 @@ async def test_creating_again_leaves_them_as_they_are(settings: Settings) -> Non
     await ensure_topics(settings, partitions=3)
     done = await ensure_topics(settings, partitions=5)
     assert (done.created, len(done.left)) == ([], 4)
+    assert f"{settings.topics.requests} has 3 partitions, not 5" in done.differences
+    assert len(done.differences) == 4
+    assert (await ensure_topics(settings)).differences == []
     assert await check_topics(settings) == []
 
 

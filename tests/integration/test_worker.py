@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import orjson
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from tests.oracle import Oracle
 from tests.pipeline import Pipeline
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -96,8 +98,6 @@ async def test_refused_requests_fail_alone_and_poison_goes_to_the_dead_letters(
 
 async def dead_letters(served: Pipeline) -> list[Any]:
     """Everything in the dead-letter topic."""
-    from aiokafka import AIOKafkaConsumer
-
     topic = served.settings.topics.dlq
     consumer = AIOKafkaConsumer(
         topic, **served.settings.kafka_options(), auto_offset_reset="earliest"
@@ -174,8 +174,6 @@ async def test_aborted_transactions_are_not_answered_and_do_not_block_commits(
     served: Pipeline,
 ) -> None:
     """Requests are read read_committed; a marker at a partition's end leaves no work behind."""
-    from aiokafka import AIOKafkaProducer
-
     producer = AIOKafkaProducer(
         **served.settings.kafka_options(), transactional_id=served.settings.topic_prefix
     )
@@ -190,3 +188,48 @@ async def test_aborted_transactions_are_not_answered_and_do_not_block_commits(
     await served.answer(greedy("hi", 4, request_id="good"), key="s1-10")
     assert "aborted" not in served.replies
     await served.all_committed()
+
+
+async def test_compressed_records_of_any_codec_are_read(served: Pipeline) -> None:
+    """Java and librdkafka clients compress; a codec that cannot be read would end every worker."""
+    for codec in ("gzip", "lz4", "snappy", "zstd"):
+        producer = AIOKafkaProducer(**served.settings.kafka_options(), compression_type=codec)
+        await producer.start()
+        try:
+            value = orjson.dumps(greedy("hi", 2, request_id=f"codec-{codec}"))
+            topic = served.settings.topics.requests
+            await producer.send_and_wait(topic, value, key=codec.encode())
+        finally:
+            await producer.stop()
+        await served.finished([f"codec-{codec}"])
+        assert served.replies[f"codec-{codec}"].finish_reason == "length"
+
+
+async def test_records_near_the_size_limit_are_answered_or_dead_lettered(
+    served: Pipeline,
+) -> None:
+    """A dead letter has more headers than its original, and must still fit its topic."""
+    settings = served.settings
+    room = settings.max_record_bytes - 200
+    producer = AIOKafkaProducer(**settings.kafka_options(), max_request_size=2 * room)
+    await producer.start()
+    try:
+        garbage = await producer.send_and_wait(settings.topics.requests, b"x" * room, key=b"big")
+        packed = AIOKafkaProducer(
+            **settings.kafka_options(), max_request_size=8 * room, compression_type="gzip"
+        )
+        await packed.start()
+        try:
+            bomb = await packed.send_and_wait(settings.topics.requests, b"x" * 5 * room, key=b"z")
+        finally:
+            await packed.stop()
+        value = orjson.dumps(greedy("hi", 2, request_id="bags"))
+        bags = [("baggage", b"a" * (room - len(value) - 100))]
+        await producer.send_and_wait(settings.topics.requests, value, key=b"b", headers=bags)
+    finally:
+        await producer.stop()
+    names = [f"{sent.topic}-{sent.partition}-{sent.offset}" for sent in (garbage, bomb)]
+    await served.finished([*names, "bags"])
+    codes = [served.replies[name].last["error"]["code"] for name in names]
+    assert codes == ["invalid_json", "invalid_json"]
+    assert served.replies["bags"].finish_reason == "length"

@@ -12,7 +12,7 @@ import pytest
 from tests.oracle import Oracle
 from tests.pipeline import Pipeline, WorkerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 LONG = 450
 """Tokens: long enough that a worker is lost in the middle."""

@@ -7,6 +7,9 @@ import time
 import pytest
 
 from headrace.deploy import cli
+from headrace.models import loading
+from headrace.models.loading import ModelLoadError
+from headrace.models.request import EngineError, EngineErrorCode
 from headrace.schemas.errors import (
     ErrorCode,
     HeadraceError,
@@ -57,6 +60,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("topics", "check", "--kafka", "nowhere"),
         ("worker", "--max-batch-size", "many"),
         ("send", "hi", "--context", "forget"),
+        ("send", ""),
     ],
     ids=" ".join,
 )
@@ -122,6 +126,46 @@ def test_each_error_is_one_line_and_its_exit_code(
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("what", "name"), [("Kafka at k:9092", "kafka"), ("Redis", "redis")])
+def test_a_service_that_does_not_answer_comes_with_what_to_do(
+    what: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How to start one, and how to name another."""
+    assert cli.report(UnavailableError(what, 3)) == 1
+    assert capsys.readouterr().err == (
+        f"headrace: {what} gave no answer within 3 s: is it running? "
+        f"(`headrace up` starts one; --{name} / HEADRACE_{name.upper()})\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (ModelLoadError("m", "no\nweights"), "cannot load model m: no weights"),
+        (EngineError(EngineErrorCode.OUT_OF_MEMORY, "no room"), "no room"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_engine_refuses_is_not_unexpected(
+    problem: Exception, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line in its own words."""
+    assert cli.report(problem) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+    assert "unexpected" not in line
+
+
+def test_a_device_that_is_not_there_is_not_unexpected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A plain ValueError, but of the engine."""
+    with pytest.raises(ValueError, match="no device") as caught:
+        loading._device("cuda:99")
+    assert cli.report(caught.value) == 1
+    assert capsys.readouterr().err == "headrace: there is no device cuda:99 here\n"
 
 
 def test_a_gateway_without_keys_stays_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from headrace.deploy.commands.output import ReplyText, failure_text, statistics, write_json
 from headrace.deploy.commands.tail import _Shown
 from headrace.deploy.commands.up import ready_lines
-from headrace.deploy.topics import TopicState, differences
+from headrace.deploy.topics import TopicState, differences, other_numbers
 from headrace.deploy.up import Stack
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.event import Completion, Event, EventWriter, Timings, Usage
@@ -121,6 +121,25 @@ def test_ready_lines_hide_the_password() -> None:
     assert "hunter2" not in lines
     assert "http://[::1]:8080/" in lines
     assert 'headrace send "What is the capital of France?"' in lines
+
+
+def test_ready_lines_say_how_to_ask_and_who_works() -> None:
+    """The address where it is not the one that `send` would try; the workers' process ids."""
+    given = load_settings(kafka="127.0.0.1:25000", topic_prefix="t")
+    lines = ready_lines(Stack(given, Path("logs"), [], (123, 456)))
+    (ask,) = [line for line in lines if line.startswith("ask ")]
+    assert ask.endswith('France?" --kafka 127.0.0.1:25000 --topic-prefix t')
+    assert "workers    pid 123, 456" in lines
+
+
+def test_numbers_of_topics_that_were_asked_for_in_vain() -> None:
+    """One sentence each; nothing where nothing was asked for."""
+    states = [TopicState("a", 12, num_replicas=1), TopicState("b", 24, num_replicas=3)]
+    assert other_numbers(states, 24, 3) == [
+        "a has 12 partitions, not 24",
+        "a has 1 replica, not 3",
+    ]
+    assert other_numbers(states, None, None) == []
 
 
 def test_differences_of_good_topics_are_none() -> None:

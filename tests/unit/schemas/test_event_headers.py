@@ -50,3 +50,9 @@ def test_trace_context_is_handed_on() -> None:
     trace = [("traceparent", TRACEPARENT), ("tracestate", b"a=1"), ("baggage", b"k=v")]
     assert trace == trace_headers([*trace, ("ce_id", b"x"), ("traceparent", None)])
     assert trace_headers([("traceparent", b"\xff")]) == []
+
+
+def test_trace_context_beyond_its_own_limit_is_ignored() -> None:
+    """It would be copied into every event of the answer."""
+    headers = [("traceparent", b"00-ab-cd-01"), ("baggage", b"x" * 8193)]
+    assert trace_headers(headers) == [("traceparent", b"00-ab-cd-01")]

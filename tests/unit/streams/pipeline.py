@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -225,13 +226,17 @@ class MemorySessions(SessionStore):
 
     def __init__(self, redis: SwitchableRedis, calls: Calls) -> None:
         self._redis, self._calls = redis, calls
+        self._remembered, self._unsaved = OrderedDict(), defaultdict(list)
         self.records: dict[tuple[str, str], SessionRecord] = {}
         self.last: dict[tuple[str, str], str] = {}
         self.tokens: dict[tuple[str, str], int] = {}
 
     async def load(self, tenant: str, session_id: str) -> SessionRecord:
         await self._redis.answer()
-        return self.records.get((tenant, session_id), SessionRecord())
+        await self._save(tenant, session_id)
+        record = self.records.get((tenant, session_id), SessionRecord())
+        self._remember(tenant, session_id, record)
+        return record
 
     async def store(
         self, generation: Generation, record: SessionRecord, *, read_version: int, token: int
@@ -248,11 +253,14 @@ class MemorySessions(SessionStore):
         if version != read_version:
             return "changed"
         self.records[key] = replace(record, version=version + 1)
+        self._remember(*key, self.records[key])
         self.last[key] = decoded.request_id
         self.tokens[key] = token
         return "ok"
 
-    async def delete(self, tenant: str, session_id: str) -> None:
+    async def delete(
+        self, tenant: str, session_id: str, *, tombstone: Record | None = None
+    ) -> None:
         await self._redis.answer()
         self._calls.note("delete", session_id)
         old = self.records.pop((tenant, session_id), SessionRecord())
@@ -402,7 +410,7 @@ class Pipeline:
             on_cancel=self.deliveries.on_cancel,
             on_fenced=self.deliveries.on_fenced,
         )
-        model = ServedModel("tiny", frozenset({"tiny"}), "fp-1", 10_000, 300, PlainEncoder())
+        model = ServedModel("tiny", frozenset({"tiny"}), "fp-1", 10_000, 300, 1_000, PlainEncoder())
         self.parts = Parts(
             self.engine,
             model,

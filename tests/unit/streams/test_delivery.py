@@ -467,6 +467,36 @@ async def test_a_fresh_request_is_finished_while_redis_is_away() -> None:
         assert p.flusher.is_idle
 
 
+async def test_a_conversation_goes_on_while_redis_is_away_and_is_stored_afterwards() -> None:
+    """A turn is never answered without the turns that this owner has seen."""
+    async with pipeline() as p:
+        await p.send("r1", "one")
+        await p.say("r1", "first", finish=True)
+        await p.finished("r1")
+        p.redis.go_away()
+        await p.send("r2", "two", turn=1)
+        await p.say("r2", "second", finish=True)
+        await p.finished("r2")
+        p.redis.come_back()
+        await p.send("r3", "three", turn=2)
+        await p.say("r3", "third", finish=True)
+        await p.finished("r3")
+        stored = p.sessions.records["default", "s1"]
+        assert [m["content"] for m in stored.messages if m["role"] == "assistant"] == [
+            "first",
+            "second",
+            "third",
+        ]
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_without_tokenising_it() -> None:
+    """A megabyte would hold up every other stream for seconds."""
+    async with pipeline() as p:
+        await p.send("r1", "x" * (10_000 * 1_000 + 1))
+        await p.finished("r1")
+        assert p.publisher.of("r1")[-1]["error"]["code"] == "context_length_exceeded"
+
+
 async def test_an_older_request_waits_while_redis_is_away() -> None:
     """Somebody may have started it before this assignment."""
     async with pipeline(end_offset=1000) as p:

@@ -53,7 +53,9 @@ class PlayedGroup:
 def member(p: Pipeline, group: PlayedGroup) -> GroupMember:
     """A member with the parts of `p`."""
     app = cast(PipelineApp, cast(Any, group))
-    return GroupMember(app, TOPICS, p.journal, p.ledger, p.deliveries, p.ownership, p.lease)
+    return GroupMember(
+        app, TOPICS, p.journal, p.ledger, p.deliveries, p.ownership, p.lease, p.sessions
+    )
 
 
 async def test_an_assignment_takes_a_token_for_each_request_partition() -> None:
@@ -139,7 +141,9 @@ async def test_what_is_lost_stops_and_what_stays_goes_on() -> None:
         group = PlayedGroup()
         topics = Topics("x")
         app = cast(PipelineApp, cast(Any, group))
-        one = GroupMember(app, topics, p.journal, p.ledger, p.deliveries, p.ownership, p.lease)
+        one = GroupMember(
+            app, topics, p.journal, p.ledger, p.deliveries, p.ownership, p.lease, p.sessions
+        )
         await p.send("r1")
         await p.started("r1")
         await one.on_assigned(None, [PLACE])
