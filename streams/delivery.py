@@ -7,9 +7,6 @@ What a generation *is* stands in generation.py; this file only moves it along.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -18,7 +15,6 @@ from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, 
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, UndecodableError
 from headrace.schemas.request import DecodedRequest
 from headrace.streams.claiming import POLL_INTERVAL_S, Claimant, Outcome
-from headrace.streams.flusher import Flusher
 from headrace.streams.generation import (
     Ending,
     Generation,
@@ -27,13 +23,10 @@ from headrace.streams.generation import (
     Start,
     TextStream,
 )
-from headrace.streams.journal import Claim, ClaimKind, ConfirmResult, Journal
-from headrace.streams.metrics import WorkerMetrics
-from headrace.streams.ownership import Lease, Ownership
-from headrace.streams.preparation import ServedModel, conversation_after, prepare, sampling_of
-from headrace.streams.publisher import Publisher
-from headrace.streams.redis_scripts import Scripts
-from headrace.streams.session_store import SessionRecord, SessionStore
+from headrace.streams.journal import Claim, ClaimKind, ConfirmResult
+from headrace.streams.parts import Parts
+from headrace.streams.preparation import conversation_after, prepare, sampling_of
+from headrace.streams.session_store import SessionRecord
 from headrace.streams.stopwatch import Stopwatch
 
 log = structlog.get_logger(__name__)
@@ -42,34 +35,6 @@ THREAD_ABOVE_BYTES = 32_768
 """A request of this size takes some 10 ms to tokenise."""
 
 CANCELLED = Ending(finish_reason="cancelled")
-
-
-class Engine(Protocol):
-    """What a delivery needs of the engine (headrace.models.engine)."""
-
-    def add(self, request: EngineRequest) -> None: ...
-
-    def cancel(self, key: str) -> None: ...
-
-    def abort(self, key: str) -> None: ...
-
-    def text_stream(self, stop: Sequence[str]) -> TextStream: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What all deliveries of a worker share."""
-
-    engine: Engine
-    model: ServedModel
-    journal: Journal
-    scripts: Scripts
-    sessions: SessionStore
-    flusher: Flusher
-    publisher: Publisher
-    ownership: Ownership
-    lease: Lease
-    metrics: WorkerMetrics
 
 
 class Delivery:

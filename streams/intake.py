@@ -16,8 +16,9 @@ from headrace.schemas.headers import header_text
 from headrace.schemas.request import DEFAULT_TENANT, Record, decode_request
 from headrace.streams.claiming import POLL_INTERVAL_S, Outcome
 from headrace.streams.deliveries import Deliveries
-from headrace.streams.delivery import Delivery, Parts
+from headrace.streams.delivery import Delivery
 from headrace.streams.ledger import AckLedger, Place
+from headrace.streams.parts import Parts
 from headrace.streams.session_queue import SessionKey, SessionQueues
 
 TOKEN_TIMEOUT_S = 10.0

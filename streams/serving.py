@@ -19,7 +19,6 @@ from headrace.schemas.settings import Settings
 from headrace.streams.agents import connect_agents
 from headrace.streams.claiming import POLL_INTERVAL_S
 from headrace.streams.deliveries import Deliveries
-from headrace.streams.delivery import Parts
 from headrace.streams.flusher import CANCEL_POLL_INTERVAL_S, Flusher
 from headrace.streams.gaps import GapWatcher
 from headrace.streams.generation import Generation, Standing
@@ -30,6 +29,7 @@ from headrace.streams.kafka import build_app
 from headrace.streams.ledger import AckLedger
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
+from headrace.streams.parts import Parts
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts, connect

@@ -15,7 +15,6 @@ from headrace.schemas.errors import UnavailableError
 from headrace.schemas.reply import is_last
 from headrace.schemas.request import DecodedRequest, Record
 from headrace.streams.deliveries import Deliveries
-from headrace.streams.delivery import Parts
 from headrace.streams.flusher import Flusher
 from headrace.streams.generation import Flush, Generation, JournalEntry
 from headrace.streams.intake import Intake
@@ -30,6 +29,7 @@ from headrace.streams.journal import (
 from headrace.streams.ledger import AckLedger, Place
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Assignment, Lease, Ownership
+from headrace.streams.parts import Parts
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Call, Scripts
