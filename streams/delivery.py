@@ -32,7 +32,7 @@ from headrace.streams.stopwatch import Stopwatch
 log = structlog.get_logger(__name__)
 
 THREAD_ABOVE_BYTES = 32_768
-"""A request of this size takes some 10 ms to tokenise."""
+"""Tokenising 0.98 MB took 1.7 to 3.1 s on a loaded machine: this much, some 0.1 s."""
 
 CANCELLED = Ending(finish_reason="cancelled")
 
