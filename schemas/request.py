@@ -239,7 +239,7 @@ def decode_request(record: Record) -> DecodedRequest:
         names = names or readable_names(value)
     default_id = f"{record.topic}-{record.partition}-{record.offset}"
     request_id = _identifier(names.get("request_id"))
-    key_session = _key_session(record.key)
+    key_session = session_of_key(record.key)
     return DecodedRequest(
         record=record,
         request_id=request_id or default_id,
@@ -258,7 +258,7 @@ def header_tenant(headers: Headers) -> str:
 
 
 def _check_session(key: bytes | None, session_id: str | None) -> None:
-    key_session = _key_session(key)
+    key_session = session_of_key(key)
     if session_id is not None and session_id != key_session:
         text = "must equal the record's key, or the session's order would be lost"
         raise RequestError(ErrorCode.SESSION_KEY_MISMATCH, text, "session_id")
@@ -267,7 +267,7 @@ def _check_session(key: bytes | None, session_id: str | None) -> None:
         raise RequestError(ErrorCode.INVALID_TEXT, text, "session_id")
 
 
-def _key_session(key: bytes | None) -> str | None:
+def session_of_key(key: bytes | None) -> str | None:
     """The session that a record's key names; None without a usable key."""
     try:
         return _identifier((key or b"").decode("utf-8"))

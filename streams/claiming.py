@@ -90,13 +90,13 @@ class Claimant:
         Under the lease only: a process that wakes up and does not know yet that the partition is
         another's would fence that one off.
         """
-        while (assignment := self._ownership.get(self._partition)) is not None:
+        while self._ownership.owns(self._partition):
             if not self._lease.held(time.monotonic()):
                 await asyncio.sleep(POLL_INTERVAL_S)
                 continue
-            clock_ms = max(int(time.time() * 1000), assignment.token + 1)
+            least = self._ownership.next_token(self._partition, int(time.time() * 1000))
             try:
-                (token,) = await self._journal.own([self._partition], clock_ms)
+                (token,) = await self._journal.own([self._partition], least)
             except UnavailableError:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 continue
@@ -115,9 +115,7 @@ class Claimant:
         )
 
     def _unjournaled(self) -> Generation:
-        assignment = self._ownership.get(self._partition)
-        assert assignment is not None, "asked just before, without an await"  # noqa: S101
-        token = max(int(time.time() * 1000), assignment.token + 1)
+        token = self._ownership.next_token(self._partition, int(time.time() * 1000))
         self._ownership.renew(self._partition, token)
         generation = Generation(self._decoded, token=token, attempt=token)
         generation.standing = Standing.UNJOURNALED

@@ -153,11 +153,7 @@ class Delivery:
                 if generation.standing is Standing.UNJOURNALED:
                     decoded = self.decoded
                     return self._parts.sessions.remembered(decoded.tenant, decoded.session_id)
-                await self._redis_back()
-
-    async def _redis_back(self) -> None:
-        await asyncio.sleep(POLL_INTERVAL_S)
-        await self._parts.scripts.available.wait()
+                await self._parts.scripts.back()
 
     async def _start(self, generation: Generation, session: SessionRecord) -> None:
         try:
@@ -314,7 +310,7 @@ class Delivery:
                         generation, record, read_version=read_version, token=token
                     )
                     return "ok"
-                await self._redis_back()
+                await self._parts.scripts.back()
 
     def _token(self, generation: Generation) -> int:
         """The newest token of this owner: a turn before this one may have been stored under it."""
@@ -332,7 +328,7 @@ class Delivery:
             except UnavailableError:
                 if generation.standing is Standing.UNJOURNALED:
                     return self._finished(generation)
-                await self._redis_back()
+                await self._parts.scripts.back()
                 continue
             if result is ConfirmResult.OK:
                 return self._finished(generation)

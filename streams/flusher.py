@@ -176,10 +176,9 @@ class Flusher:
     async def _new_token(self, generation: Generation) -> int:
         """own: larger than any token this process knows, whatever clock and Redis have become."""
         partition = generation.decoded.record.partition
-        assignment = self._ownership.get(partition)
-        known = max(generation.token, generation.attempt, assignment.token if assignment else 0)
-        clock_ms = max(int(time.time() * 1000), known + 1)
-        (token,) = await self._journal.own([partition], clock_ms)
+        above = max(generation.token, generation.attempt)
+        least = self._ownership.next_token(partition, int(time.time() * 1000), above=above)
+        (token,) = await self._journal.own([partition], least)
         self._ownership.renew(partition, token)
         return token
 

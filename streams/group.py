@@ -71,15 +71,14 @@ class GroupMember:
         log.info("partitions assigned", requests=partitions)
 
     async def _tokens(self, partitions: list[int]) -> list[int]:
-        kept = [self._ownership.get(partition) for partition in partitions]
-        known = max((one.token for one in kept if one is not None), default=0)
-        clock_ms = max(int(time.time() * 1000), known + 1)
         if not partitions:
             return []
+        clock_ms = int(time.time() * 1000)
+        least = max(self._ownership.next_token(one, clock_ms) for one in partitions)
         try:
-            return await self._journal.own(partitions, clock_ms)
+            return await self._journal.own(partitions, least)
         except UnavailableError:
-            return [clock_ms] * len(partitions)  # Redis away: the clock alone
+            return [least] * len(partitions)  # Redis away: the clock alone
 
     async def _ends(self, partitions: list[int]) -> dict[int, int | None]:
         """Where each partition ended when it was assigned; unknown counts as:

@@ -13,7 +13,7 @@ import structlog
 from headrace.schemas.control import Cancel, decode_control
 from headrace.schemas.errors import RequestError, UnavailableError
 from headrace.schemas.headers import header_text
-from headrace.schemas.request import DEFAULT_TENANT, Record, decode_request
+from headrace.schemas.request import DEFAULT_TENANT, Record, decode_request, session_of_key
 from headrace.streams.claiming import POLL_INTERVAL_S, Outcome
 from headrace.streams.deliveries import Deliveries
 from headrace.streams.delivery import Delivery
@@ -134,7 +134,7 @@ class Intake:
         return chore
 
     def _take_tombstone(self, record: Record, place: Place) -> None:
-        session_id = _text(record.key)
+        session_id = session_of_key(record.key)
         if session_id is None:
             self._parts.metrics.ignored.labels(record.topic).inc()
             self._ledger.finish(place, record.offset)
@@ -160,8 +160,7 @@ class Intake:
             try:
                 await self._parts.sessions.delete(*session, tombstone=tombstone)
             except UnavailableError:
-                await asyncio.sleep(POLL_INTERVAL_S)
-                await self._parts.scripts.available.wait()
+                await self._parts.scripts.back()
                 continue
             self._ledger.finish(place, offset)
 
@@ -199,17 +198,7 @@ class Intake:
                     session_id=control.session_id,
                 )
             except UnavailableError:
-                await asyncio.sleep(POLL_INTERVAL_S)
-                await self._parts.scripts.available.wait()
+                await self._parts.scripts.back()
                 continue
             self._ledger.finish(place, offset)
             return
-
-
-def _text(key: bytes | None) -> str | None:
-    if not key:
-        return None
-    try:
-        return key.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -90,6 +90,15 @@ class Ownership:
         if old is not None and token > old.token:
             self._assignments[partition] = Assignment(partition, token, old.end_offset)
 
+    def next_token(self, partition: int, clock_ms: int, *, above: int = 0) -> int:
+        """own: the clock, but larger than any token that this process knows for the partition.
+
+        `above`: another token to exceed. Clock and Redis may both have gone back.
+        """
+        assignment = self._assignments.get(partition)
+        known = max(above, assignment.token if assignment else 0)
+        return max(clock_ms, known + 1)
+
     def get(self, partition: int) -> Assignment | None:
         return self._assignments.get(partition)
 

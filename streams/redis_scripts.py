@@ -21,6 +21,8 @@ CALL_TIMEOUT_S = 0.5
 
 REACH_TIMEOUT_S = 10.0
 
+RETRY_PAUSE_S = 0.02
+
 _PROBE_INTERVAL_S = 0.1
 
 
@@ -97,6 +99,11 @@ class Scripts:
     def _address(self) -> str:
         about = self._client.connection_pool.connection_kwargs
         return str(about.get("path") or f"{about.get('host')}:{about.get('port')}")
+
+    async def back(self) -> None:
+        """After an UnavailableError: wait until the call is worth another try."""
+        await asyncio.sleep(RETRY_PAUSE_S)  # it may answer, and still refuse
+        await self.available.wait()
 
     async def watch(self) -> None:
         """While Redis is away, ask until it is back. Cancel: safe; runs for ever otherwise."""
