@@ -33,7 +33,7 @@ type: $(VENV)/.ready-dev ## check types, strictly
 
 bench: $(VENV)/.ready-dev ## run every benchmark, or one: ARGS=benchmarks/bench_x.py
 	@for script in $(or $(ARGS),$(sort $(wildcard benchmarks/bench_*.py))); do \
-		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+		echo "== $$script"; $(BIN)/python -m $$(echo $${script%.py} | tr / .) || exit 1; \
 	done
 
 # Set-up

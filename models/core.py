@@ -6,18 +6,26 @@ All its methods are called by one thread, which the core does not know.
 import time
 from collections.abc import Sequence
 
+from headrace.models.batch import StepRunner
 from headrace.models.generation import Generation
 from headrace.models.inbox import Action, Command
-from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, FinishReason
-from headrace.models.scheduler import Scheduler
+from headrace.models.request import (
+    EngineError,
+    EngineErrorCode,
+    EngineOutput,
+    FinishReason,
+    KVBlock,
+)
+from headrace.models.scheduler import Chunk, Scheduler
 from headrace.models.step import StepExecutor, StepResult
 
 
 class EngineCore:
     """Applies commands, runs steps, and collects the outputs of both, in order."""
 
-    def __init__(self, scheduler: Scheduler[Generation], executor: StepExecutor) -> None:
-        self._scheduler, self._executor = scheduler, executor
+    def __init__(self, scheduler: Scheduler[Generation], runner: StepRunner) -> None:
+        self._scheduler, self._runner = scheduler, runner
+        self._executor = StepExecutor(runner)
         self._generations: dict[str, Generation] = {}  # waiting or running
         self._outputs: list[tuple[Generation, EngineOutput]] = []
 
@@ -41,16 +49,28 @@ class EngineCore:
     def step(self) -> None:
         """Schedule, run, sample, emit: at most one new token for each running generation."""
         self._expire(time.monotonic())
-        chunks = self._scheduler.plan()
-        if not chunks:
+        plan = self._scheduler.plan()
+        for block in plan.imports:
+            self._runner.write_block(block.block_id, block.data)
+        if not plan.chunks:
             return
         started_s = time.monotonic()
-        for chunk in chunks:
+        for chunk in plan.chunks:
             chunk.generation.schedule(started_s)
-        results = self._executor.execute(chunks)
+        results = self._executor.execute(plan.chunks)
         now_s = time.monotonic()
-        for chunk, result in zip(chunks, results, strict=True):
-            self._accept(chunk.generation, result, now_s)
+        for chunk, result in zip(plan.chunks, results, strict=True):
+            self._accept(chunk, result, now_s)
+
+    def export(self, hashes: Sequence[bytes]) -> list[KVBlock | None]:
+        """Copies of the blocks of these names; None where one is not in the pool (any more)."""
+        found = map(self._scheduler.pool.find_by_hash, hashes)
+        return [
+            None
+            if block is None
+            else KVBlock(name, block.token_ids, self._runner.read_block(block.block_id))
+            for name, block in zip(hashes, found, strict=True)
+        ]
 
     def take_outputs(self) -> list[tuple[Generation, EngineOutput]]:
         """The outputs since the last call."""
@@ -75,20 +95,20 @@ class EngineCore:
             error = EngineError(EngineErrorCode.EXPIRED, "not started in time")
             self._emit(generation, generation.fail(error, now_s))
 
-    def _accept(self, generation: Generation, result: StepResult, now_s: float) -> None:
-        if result is None:
-            return
+    def _accept(self, chunk: Chunk[Generation], result: StepResult, now_s: float) -> None:
+        generation = chunk.generation
         if isinstance(result, EngineError):
             self._emit(generation, generation.fail(result, now_s))
-        else:
+            return
+        self._scheduler.commit(chunk)
+        if result is not None:
             self._emit(generation, generation.accept(result, now_s))
 
     def _emit(self, generation: Generation, output: EngineOutput) -> None:
         self._outputs.append((generation, output))
         if output.is_last:
-            self._forget(generation)
+            self._forget(generation, failed=output.error is not None)
 
-    def _forget(self, generation: Generation) -> None:
-        self._scheduler.remove(generation.key)
-        self._executor.free(generation.key)
+    def _forget(self, generation: Generation, *, failed: bool = False) -> None:
+        self._scheduler.remove(generation.key, failed=failed)
         self._generations.pop(generation.key, None)

@@ -9,16 +9,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.models.batch import BLOCK_TOKENS, KVFormat, StepRunner
+from headrace.models.block_pool import BlockPool
 from headrace.models.core import EngineCore
 from headrace.models.generation import Generation
-from headrace.models.inbox import Action, Command, Inbox
+from headrace.models.inbox import Action, Command, Export, Inbox
 from headrace.models.loading import LoadedModel
-from headrace.models.request import EngineOutput, EngineRequest
-from headrace.models.runner import Runner
+from headrace.models.prefix import block_hashes, cache_salt, root_hash
+from headrace.models.request import EngineOutput, EngineRequest, KVBlock
 from headrace.models.scheduler import Scheduler
-from headrace.models.step import StepExecutor, StepRunner
 from headrace.models.text import Detokenizer, TextStream
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,22 @@ class EngineStoppedError(Exception):
 
     def __str__(self) -> str:
         return "the engine is not running"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What an engine has counted since it was made, for metrics.
+
+    Units: the first three are prompt tokens: of the requests that were admitted, those found in the
+        local prefix cache, and those that came with a request's `kv_blocks`. `num_evictions` are
+        cached KV blocks that made room for others.
+    """
+
+    prefix_queried_tokens: int
+    prefix_local_hit_tokens: int
+    prefix_fetched_hit_tokens: int
+    num_preemptions: int
+    num_evictions: int
 
 
 class Engine(Protocol):
@@ -56,7 +75,15 @@ class Engine(Protocol):
 
     @property
     def kv_usage(self) -> float:
-        """Reserved part of the KV cache, from 0 to 1."""
+        """Part of the KV blocks that running generations hold, from 0 to 1."""
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """What its KV blocks look like."""
+
+    @property
+    def counters(self) -> EngineCounters:
+        """The counts up to now."""
 
     @property
     def alive(self) -> bool:
@@ -91,6 +118,19 @@ class Engine(Protocol):
         comes for it.
         """
 
+    def salt(self, tenant: str) -> bytes:
+        """What the names of a tenant's KV blocks begin with; see `prefix.block_hashes`."""
+
+    def cached_tokens(self, prompt_ids: Sequence[int], tenant: str) -> int:
+        """How many leading tokens the local prefix cache has now; asking reserves nothing."""
+
+    def export_blocks(self, hashes: Sequence[bytes]) -> "Future[list[KVBlock | None]]":
+        """Copies of KV blocks by their names, made at the next step boundary; None for each that is
+        not in the pool any more. After `stop` they are made at once, in the calling thread.
+
+        Cancel: a future that was cancelled before the boundary costs nothing.
+        """
+
     def text_stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A new text stream of this model's tokenizer, which gives the text that the engine gives
         for the same ids.
@@ -104,38 +144,39 @@ class TransformersEngine(Engine):
     over. If it raises, or the device fails, the engine is dead: `alive` is False and `on_death` is
     called once, on the same thread.
 
-    Units: an idle engine waits `batch_window_ms` for more requests before its first step;
-    `kv_pool_bytes` bound the KV cache of all running generations together.
-    `runner` is the model's own, unless a test brings another.
+    `runner` computes the steps and owns the memory of the KV blocks; while the engine runs only its
+    thread may call it. Without `prefix_caching` every prompt is computed as a whole.
+
+    Units: an idle engine waits `batch_window_ms` for more requests before its first step.
     """
 
     def __init__(
         self,
         loaded_model: LoadedModel,
         *,
+        runner: StepRunner,
         max_batch_size: int,
         max_batch_tokens: int,
         batch_window_ms: float,
-        kv_pool_bytes: int,
         on_outputs: Callable[[list[EngineOutput]], None],
         on_death: Callable[[BaseException], None] | None = None,
-        runner: StepRunner | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         self._loaded = loaded_model
         self._detokenizer = Detokenizer(loaded_model.tokenizer)
         self._on_outputs, self._on_death = on_outputs, on_death
+        self._kv_format, self._prefix_caching = runner.kv_format, prefix_caching
+        self._pool = BlockPool(runner.num_blocks)
         self._scheduler: Scheduler[Generation] = Scheduler(
-            max_batch_size=max_batch_size,
-            max_batch_tokens=max_batch_tokens,
-            kv_pool_tokens=kv_pool_bytes // loaded_model.layout.bytes_per_token,
+            self._pool, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens
         )
-        executor = StepExecutor(runner or Runner(loaded_model.model, loaded_model.layout))
-        self._core = EngineCore(self._scheduler, executor)
+        self._core = EngineCore(self._scheduler, runner)
         self._inbox = Inbox(window_s=batch_window_ms / 1000, full_batch=max_batch_size)
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._alive = False
         self._last_step_s: float | None = None
         self._lock = threading.Lock()
+        self._export_lock = threading.Lock()  # once the thread has ended, any other may come
         self._live: dict[str, Generation] = {}  # neither ended nor aborted; guarded by the lock
 
     @property
@@ -160,7 +201,22 @@ class TransformersEngine(Engine):
 
     @property
     def kv_usage(self) -> float:
-        return self._scheduler.num_reserved_tokens / self._scheduler.kv_pool_tokens
+        return self._pool.num_held / self._pool.num_blocks
+
+    @property
+    def kv_format(self) -> KVFormat:
+        return self._kv_format
+
+    @property
+    def counters(self) -> EngineCounters:
+        prefix = self._scheduler.prefix_cache
+        return EngineCounters(
+            prefix.queried,
+            prefix.local_hits,
+            prefix.fetched_hits,
+            self._scheduler.num_preemptions,
+            self._pool.num_evicted,
+        )
 
     @property
     def alive(self) -> bool:
@@ -182,6 +238,8 @@ class TransformersEngine(Engine):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._alive = False
+        if not self._thread.is_alive():  # it may never have run
+            self._export(last=True)
 
     def add(self, request: EngineRequest) -> None:
         self._check(request)
@@ -190,6 +248,8 @@ class TransformersEngine(Engine):
             self.text_stream(request.sampling.stop),
             eos_ids=self._loaded.eos_ids,
             max_model_len=self.max_model_len,
+            root_hash=root_hash(self.salt(request.tenant)) if self._prefix_caching else None,
+            kv_blocks=[block for block in request.kv_blocks if self._has_format(block)],
         )
         with self._lock:
             if request.key in self._live:
@@ -209,6 +269,25 @@ class TransformersEngine(Engine):
             generation = self._live.pop(key, None)
             if generation is not None:
                 self._inbox.put(Command(Action.ABORT, generation))
+
+    def salt(self, tenant: str) -> bytes:
+        return cache_salt(self.fingerprint, self._kv_format.name, tenant)
+
+    def cached_tokens(self, prompt_ids: Sequence[int], tenant: str) -> int:
+        for index, name in enumerate(block_hashes(prompt_ids, salt=self.salt(tenant))):
+            start = index * BLOCK_TOKENS
+            if self._pool.find(name, tuple(prompt_ids[start : start + BLOCK_TOKENS])) is None:
+                return start
+        return len(prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def export_blocks(self, hashes: Sequence[bytes]) -> "Future[list[KVBlock | None]]":
+        export = Export(hashes)
+        if not self._inbox.put_export(export):
+            self._carry_out(export)
+        return export.done
+
+    def _has_format(self, block: KVBlock) -> bool:
+        return memoryview(block.data).nbytes == self._kv_format.block_bytes
 
     def _check(self, request: EngineRequest) -> None:
         sampling, num_ids = request.sampling, self.vocab_size
@@ -232,11 +311,28 @@ class TransformersEngine(Engine):
         try:
             while (commands := self._inbox.take(idle=self._core.is_idle)) is not None:
                 self._core.apply(commands)
+                self._export()
                 self._core.step()
                 self._last_step_s = time.monotonic()
                 self._emit()
         except BaseException as error:
             self._die(error)
+        finally:
+            self._export(last=True)
+
+    def _export(self, *, last: bool = False) -> None:
+        for export in self._inbox.take_exports(last=last):
+            self._carry_out(export)
+
+    def _carry_out(self, export: Export) -> None:
+        if not export.done.set_running_or_notify_cancel():
+            return
+        try:
+            with self._export_lock:
+                blocks = self._core.export(export.hashes)
+            export.done.set_result(blocks)
+        except Exception as error:  # the one who asked decides what it means
+            export.done.set_exception(error)
 
     def _emit(self) -> None:
         """Hand over the outputs, without those of generations that were aborted meanwhile."""

@@ -1,15 +1,18 @@
-"""The keys and values of one generation: one contiguous buffer per layer that grows, owned by that
-generation alone.
+"""The memory of KV blocks on one device: two tensors per layer, written and gathered by token slot.
 
-It does not share prefixes between generations and does not know the scheduler's reservations.
+Which block belongs to whom is the scheduler's business. A block's tokens lie side by side, so block
+`b` has the slots [b * BLOCK_TOKENS, (b + 1) * BLOCK_TOKENS).
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 
-BLOCK_TOKENS = 64
-"""Capacity is a multiple of this, so that short generations waste little."""
+from headrace.models.batch import BLOCK_TOKENS, KVFormat
+from headrace.schemas.errors import HeadraceError
+
+DIGEST_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,70 +40,86 @@ class KVLayout:
         )
         return values * self.dtype.itemsize
 
+    @property
+    def kv_format(self) -> KVFormat:
+        """The format of this module's blocks: per layer all keys, then all values."""
+        shapes = [
+            (index, shape.num_kv_heads, shape.key_dim, shape.value_dim)
+            for index, shape in sorted(self.layers.items())
+        ]
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:DIGEST_CHARS]
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        return KVFormat(f"torch-{dtype_name}-{digest}", self.bytes_per_token * BLOCK_TOKENS)
 
-class RowCache:
-    """KV cache of one row.
 
-    Tokens are written at `length` onwards during a step and count only after `commit`, so a failed
-    step leaves no trace and is simply run again.
+class KVPoolError(HeadraceError):
+    """The KV pool cannot be had in the size that was asked for."""
 
-    Shapes: a key buffer is (1, num_kv_heads, capacity, key_dim).
+    def __init__(self, pool_bytes: int, reason: str) -> None:
+        super().__init__(pool_bytes, reason)
+        self.pool_bytes, self.reason = pool_bytes, reason
+
+    def __str__(self) -> str:
+        return (
+            f"no KV pool of {self.pool_bytes / 2**20:.0f} MB: {self.reason};"
+            " change HEADRACE_KV_POOL_MB"
+        )
+
+
+class BlockMemory:
+    """The keys and values of all blocks; allocated and written once at the start, so that the
+    process grows no further.
+
+    Shapes: per layer (slots, heads, dim).
+
+    Raises: KVPoolError if `pool_bytes` hold no block, or the device has not so much memory.
     """
 
-    def __init__(self, layout: KVLayout, max_tokens: int) -> None:
-        self._layout = layout
-        self._max_tokens = max_tokens
-        self._capacity = 0
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
-        self.length = 0
+    def __init__(self, layout: KVLayout, pool_bytes: int) -> None:
+        self.kv_format = layout.kv_format
+        self.num_blocks = pool_bytes // self.kv_format.block_bytes
+        if self.num_blocks < 1:
+            raise KVPoolError(pool_bytes, f"one block takes {self.kv_format.block_bytes} bytes")
+        num_slots = self.num_blocks * BLOCK_TOKENS
 
-    def reserve(self, num_new_tokens: int) -> None:
-        """Make room for the tokens of the next step; doubles the buffers, so that growing costs
-        little per token.
-        """
-        needed = self.length + num_new_tokens
-        if needed <= self._capacity:
-            return
-        capacity = max(needed, min(2 * self._capacity, self._max_tokens))
-        capacity = -(-capacity // BLOCK_TOKENS) * BLOCK_TOKENS
-        for index, shape in self._layout.layers.items():
-            self._keys[index] = self._grown(
-                self._keys.get(index), shape.num_kv_heads, capacity, shape.key_dim
+        def pool(num_heads: int, dim: int) -> torch.Tensor:
+            shape = (num_slots, num_heads, dim)
+            return torch.empty(shape, dtype=layout.dtype, device=layout.device).zero_()
+
+        try:
+            self.layers = {
+                index: (
+                    pool(shape.num_kv_heads, shape.key_dim),
+                    pool(shape.num_kv_heads, shape.value_dim),
+                )
+                for index, shape in sorted(layout.layers.items())
+            }
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise KVPoolError(pool_bytes, "the device has not so much memory free") from error
+
+    def read_block(self, block_id: int) -> bytes:
+        """A copy of one block."""
+        start = block_id * BLOCK_TOKENS
+        parts = [
+            pool[start : start + BLOCK_TOKENS].reshape(-1).view(torch.uint8)
+            for layer in self.layers.values()
+            for pool in layer
+        ]
+        return torch.cat(parts).cpu().numpy().tobytes()
+
+    def write_block(self, block_id: int, data: bytes | memoryview) -> None:
+        """Overwrite one block. Raises: ValueError if the size is not `kv_format.block_bytes`."""
+        if len(data) != self.kv_format.block_bytes:
+            raise ValueError(
+                f"a KV block has {self.kv_format.block_bytes} bytes, this one {len(data)}"
             )
-            self._values[index] = self._grown(
-                self._values.get(index), shape.num_kv_heads, capacity, shape.value_dim
-            )
-        self._capacity = capacity
-
-    def write(
-        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the step's keys and values of one layer and return those of the whole row.
-
-        Shapes: in (1, num_kv_heads, new tokens, dim), out (1, num_kv_heads, length + new tokens,
-            dim), views.
-        """
-        end = self.length + keys.shape[2]
-        all_keys, all_values = self._keys[layer_index], self._values[layer_index]
-        all_keys[:, :, self.length : end] = keys
-        all_values[:, :, self.length : end] = values
-        return all_keys[:, :, :end], all_values[:, :, :end]
-
-    def commit(self, num_new_tokens: int) -> None:
-        """The step went well: its tokens now count."""
-        self.length += num_new_tokens
-
-    def truncate(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens`; their memory is kept for what comes instead."""
-        self.length = min(self.length, num_tokens)
-
-    def _grown(
-        self, old: torch.Tensor | None, num_heads: int, capacity: int, dim: int
-    ) -> torch.Tensor:
-        new = torch.empty(
-            (1, num_heads, capacity, dim), dtype=self._layout.dtype, device=self._layout.device
-        )
-        if old is not None:
-            new[:, :, : self.length] = old[:, :, : self.length]
-        return new
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        start, offset = block_id * BLOCK_TOKENS, 0
+        for layer in self.layers.values():
+            for pool in layer:
+                target = pool[start : start + BLOCK_TOKENS]
+                end = offset + target.numel() * target.element_size()
+                target.copy_(source[offset:end].view(pool.dtype).view(target.shape))
+                offset = end

@@ -2,12 +2,13 @@
 them.
 
 Any decoder-only architecture of transformers with a pluggable attention; others are refused here,
-not when they run.
+not when they run. On a CPU, those that the native decoder can run are handed over to it.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +22,19 @@ from headrace.models.attention import (
     UnsupportedModelError,
     register_attention,
 )
+from headrace.models.batch import StepRunner
 from headrace.models.fingerprint import fingerprint_model
 from headrace.models.kv_cache import KVLayout
-from headrace.models.runner import forward
+from headrace.models.native.build import NativeUnavailableError
+from headrace.models.native.convert import convert
+from headrace.models.native.library import NativeDecoder, has_fast_bfloat16
+from headrace.models.native.runner import NativeRunner
+from headrace.models.runner import TorchRunner, forward
+
+logger = logging.getLogger(__name__)
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizeName = Literal["none", "int8"]
 
 _PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ROPE_TYPES_THAT_SWITCH = {"dynamic", "longrope"}
@@ -44,9 +53,13 @@ class ModelLoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, with its tokenizer."""
+    """A model ready to run, with its tokenizer.
+
+    Either `decoder` has the weights, or `model`, a model of transformers; the other is None.
+    """
 
     model: Any
+    decoder: NativeDecoder | None
     tokenizer: Any
     layout: KVLayout
     fingerprint: str
@@ -55,37 +68,85 @@ class LoadedModel:
     eos_ids: frozenset[int]
 
 
-def load_model(name: str | Path, *, dtype: DTypeName = "auto", device: str = "auto") -> LoadedModel:
+def load_model(
+    name: str | Path,
+    *,
+    dtype: DTypeName = "auto",
+    device: str = "auto",
+    quantize: QuantizeName = "none",
+    native: bool = True,
+) -> LoadedModel:
     """Load a folder in Hugging Face format, or a model of the hub by its id.
 
-    `dtype` "auto" is the checkpoint's on CUDA and float32 on a CPU. `device` is "auto", "cpu",
-    "cuda" or "cuda:<n>".
+    `dtype` "auto" is the checkpoint's on CUDA and where native steps of it are fast, else float32.
+    `device` is "auto", "cpu", "cuda" or "cuda:<n>". `quantize` "int8" rounds the weights of linear
+    layers to bytes. `native` False leaves the model to transformers, to compare.
 
     Raises: ModelLoadError if it is not there or broken; UnsupportedModelError if this engine cannot
-        serve it; ValueError for a device that is not here.
+        serve it, or not in int8; ValueError for a device that is not here.
     """
     register_attention()
     target = _device(device)
     tokenizer, model = _read(str(name), dtype)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UnsupportedModelError("its tokenizer is not one of the `tokenizers` library")
-    if dtype == "auto":
-        model = model.to(_auto_dtype(model.dtype, target))
     model.eval().requires_grad_(False)
+    if dtype == "auto":
+        model.to(_auto_dtype(model.dtype, target, native=native))
+    layout = _probe_layout(model)
     max_model_len = _max_model_len(model.config.get_text_config())
-    fingerprint = fingerprint_model(
-        model, tokenizer, settings={"device": target.type, "max_model_len": max_model_len}
-    )
+    decoder = None
+    if native and target.type == "cpu":
+        decoder = _convert(model, max_model_len, int8=quantize == "int8")
+    if quantize != "none" and decoder is None:
+        raise UnsupportedModelError(f"only the native step on CPUs does {quantize}")
+    if dtype == "auto" and decoder is None and target.type == "cpu":
+        model.to(torch.float32)
+        layout = _probe_layout(model)
+    kernels = decoder.kernels if decoder else "torch"
+    settings = {
+        "device": target.type,
+        "max_model_len": max_model_len,
+        "kernels": kernels,
+        "quantize": quantize,
+    }
+    fingerprint = fingerprint_model(model, tokenizer, settings=settings)
     model.to(target)
     return LoadedModel(
-        model=model,
+        model=None if decoder else model,
+        decoder=decoder,
         tokenizer=tokenizer,
-        layout=_probe_layout(model),
+        layout=replace(layout, device=target),
         fingerprint=fingerprint,
         max_model_len=max_model_len,
         vocab_size=int(model.config.get_text_config().vocab_size),
         eos_ids=_eos_ids(model, tokenizer),
     )
+
+
+def make_runner(
+    loaded: LoadedModel, *, kv_pool_bytes: int, max_batch_size: int, max_batch_tokens: int
+) -> StepRunner:
+    """What runs the model's steps, with its KV pool.
+
+    Raises: KVPoolError.
+    """
+    if loaded.decoder is None:
+        return TorchRunner(loaded.model, loaded.layout, kv_pool_bytes=kv_pool_bytes)
+    return NativeRunner(
+        loaded.decoder,
+        kv_pool_bytes=kv_pool_bytes,
+        max_tokens=max_batch_tokens,
+        max_rows=max_batch_size,
+    )
+
+
+def _convert(model: Any, max_model_len: int, *, int8: bool) -> NativeDecoder | None:
+    try:
+        return convert(model, max_model_len, num_threads=torch.get_num_threads(), int8=int8)
+    except NativeUnavailableError as reason:
+        logger.warning("steps run in transformers, which is slower: %s", reason)
+        return None
 
 
 def _read(name: str, dtype: DTypeName) -> tuple[Any, Any]:
@@ -115,9 +176,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _auto_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+def _auto_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool) -> torch.dtype:
     """See docs/decisions/004-dtype.md."""
-    return checkpoint if device.type == "cuda" else torch.float32
+    if device.type == "cuda":
+        return checkpoint
+    is_exact = native and checkpoint == torch.bfloat16 and has_fast_bfloat16()
+    return checkpoint if is_exact else torch.float32
 
 
 def _max_model_len(config: Any) -> int:

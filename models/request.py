@@ -3,9 +3,11 @@
 Plain data. It knows nothing of tensors, tokenizers, Kafka or the wire format.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from headrace.models.constraints import Grammar
 
 
 class FinishReason(StrEnum):
@@ -58,12 +60,24 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KVBlock:
+    """A copy of one full KV block: its name (see `prefix`), its own tokens, and its bytes."""
+
+    hash: bytes
+    token_ids: tuple[int, ...]
+    data: bytes | memoryview
+
+
 @dataclass(slots=True)
 class EngineRequest:
     """One generation to run, or to go on with.
 
     `generated_ids` are the tokens that an earlier run of this generation gave, `max_tokens` counts
-    them too. One whose prefill has not begun by `deadline_s` fails with `expired`.
+    them too. One whose prefill has not begun by `deadline_s` fails with `expired`. `kv_blocks` are
+    leading blocks of its tokens that were fetched from elsewhere; those that are not what their
+    name says are not used. The answer follows `grammar`, if there is one; it then ends at an
+    end-of-turn token also where `ignore_eos` is asked for.
 
     Units: `deadline_s` is `time.monotonic()`.
 
@@ -78,6 +92,8 @@ class EngineRequest:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = "default"
+    kv_blocks: Sequence[KVBlock] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -93,7 +109,8 @@ class EngineOutput:
     """What one step gave one generation; the one with a `finish_reason` or an `error` is its last.
 
     `text` is safe to show: whole characters, and nothing that may still turn out to be a stop
-    string.
+    string. `cached_tokens` of the prompt were not computed, as their KV state was there when it was
+    first admitted; `fetched_tokens` of these came with the request's `kv_blocks`.
 
     Units: `scheduled_s` and `emitted_s` are `time.monotonic()`. The prefill began at `scheduled_s`;
         for a generation that ended before its prefill it is the time of that end.
@@ -106,6 +123,8 @@ class EngineOutput:
     error: EngineError | None
     scheduled_s: float
     emitted_s: float
+    cached_tokens: int = 0
+    fetched_tokens: int = 0
 
     @property
     def is_last(self) -> bool:

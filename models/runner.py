@@ -1,58 +1,65 @@
-"""One step of the model over a packed ragged batch: token ids in, logits of the rows that asked for
-them out.
+"""The generic runner: any decoder-only model of transformers with pluggable attention, on a CPU or
+CUDA device, over paged KV memory.
 
-It knows rows only as caches and ids; what runs in a step is the scheduler's choice, what becomes of
+It knows rows only as blocks and ids; what runs in a step is the scheduler's choice, what becomes of
 the logits the sampler's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from headrace.models.attention import STEP_KWARG, RowSlice, StepRows
-from headrace.models.kv_cache import KVLayout, RowCache
+from headrace.models.attention import STEP_KWARG, AttentionStep
+from headrace.models.batch import KVFormat, RowInput, StepLogits, StepRunner, Wanted
+from headrace.models.kv_cache import BlockMemory, KVLayout
+from headrace.models.paged_attention import PagedStep, upload
 
 
-@dataclass(frozen=True, slots=True)
-class RowInput:
-    """The next tokens of one row, to be computed on top of its cache."""
+class TorchRunner(StepRunner):
+    """Runs steps of one model, each as one packed sequence.
 
-    cache: RowCache
-    token_ids: Sequence[int]
-    needs_logits: bool
+    Units: `kv_pool_bytes` is the memory for KV blocks, taken when it is made.
 
+    Raises: KVPoolError if the device cannot give that.
+    """
 
-class Runner:
-    """Runs steps of one model (a causal LM of transformers that uses our attention)."""
-
-    def __init__(self, model: Any, layout: KVLayout) -> None:
+    def __init__(self, model: Any, layout: KVLayout, *, kv_pool_bytes: int) -> None:
         self._model = model
-        self.layout = layout
+        self._memory = BlockMemory(layout, kv_pool_bytes)
+
+    @property
+    def kv_format(self) -> KVFormat:
+        return self._memory.kv_format
+
+    @property
+    def num_blocks(self) -> int:
+        return self._memory.num_blocks
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[RowInput]) -> torch.Tensor:
-        """Compute the rows' tokens and write them to their caches; an exception leaves the caches
-        as they were.
-
-        Shapes: returns (rows that need logits, vocabulary), in the order of `rows`.
-        """
-        slices: list[RowSlice] = []
+    def run(self, rows: Sequence[RowInput]) -> StepLogits:
+        """See `StepRunner`."""
         token_ids: list[int] = []
         positions: list[int] = []
-        wanted: list[int] = []
+        last: list[int] = []
         for row in rows:
-            row.cache.reserve(len(row.token_ids))
-            slices.append(RowSlice(row.cache, len(token_ids), len(row.token_ids)))
-            positions.extend(range(row.cache.length, row.cache.length + len(row.token_ids)))
-            token_ids.extend(row.token_ids)
-            if row.needs_logits:
-                wanted.append(len(token_ids) - 1)
-        logits = forward(self._model, token_ids, positions, wanted, StepRows(slices))
-        for piece in slices:
-            piece.cache.commit(piece.num_tokens)
-        return logits
+            token_ids += row.token_ids
+            positions += range(row.start, row.start + len(row.token_ids))
+            if row.wanted is not Wanted.NOTHING:
+                last.append(len(token_ids) - 1)
+        step = PagedStep(self._memory, rows, self._model.device)
+        logits = forward(self._model, token_ids, positions, last, step)
+        return _step_logits(logits, [row.wanted for row in rows if row.wanted])
+
+    def read_block(self, block_id: int) -> bytes:
+        """See `StepRunner`."""
+        with torch.inference_mode():
+            return self._memory.read_block(block_id)
+
+    def write_block(self, block_id: int, data: bytes | memoryview) -> None:
+        """See `StepRunner`."""
+        with torch.inference_mode():
+            self._memory.write_block(block_id, data)
 
 
 def forward(
@@ -60,20 +67,29 @@ def forward(
     token_ids: Sequence[int],
     positions: Sequence[int],
     wanted: Sequence[int],
-    step: object,
+    step: AttentionStep,
 ) -> torch.Tensor:
     """Run the model on one packed sequence; `wanted` are the indices whose logits are computed.
 
     Shapes: returns (wanted, vocabulary).
     """
     device = model.device
-    indices = torch.tensor(wanted, dtype=torch.long, device=device)
     output = model(
-        input_ids=torch.tensor([token_ids], dtype=torch.long, device=device),
-        position_ids=torch.tensor([positions], dtype=torch.long, device=device),
+        input_ids=upload([token_ids], torch.long, device),
+        position_ids=upload([positions], torch.long, device),
         use_cache=False,
-        logits_to_keep=indices,
+        logits_to_keep=upload(wanted, torch.long, device),
         **{STEP_KWARG: step},
     )
     logits: torch.Tensor = output.logits[0]
     return logits
+
+
+def _step_logits(logits: torch.Tensor, wanted: Sequence[Wanted]) -> StepLogits:
+    """Shapes: logits (rows that wanted anything, vocabulary)."""
+    is_finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float32))
+    greedy_ids = logits.argmax(dim=-1)
+    asked = [index for index, want in enumerate(wanted) if want is Wanted.LOGITS]
+    if len(asked) < len(wanted):
+        logits = logits.index_select(0, upload(asked, torch.long, logits.device))
+    return StepLogits(greedy_ids.tolist(), is_finite.tolist(), logits)

@@ -3,7 +3,8 @@
 Greedy rows take the argmax. Sampled rows are a pure function of (logits, seed, position): a
 counter-based uniform number through the inverse of the cumulative distribution, so a resumed or
 re-batched generation draws the same tokens. Rows pay only for what they ask for. The order of the
-steps is vLLM's: bias, penalties, temperature, min_p, top_k, top_p.
+steps is vLLM's: bias, penalties, temperature, min_p, top_k, top_p. What a constraint forbids is
+impossible, whatever bias and penalties say.
 """
 
 import struct
@@ -11,14 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import torch
 
+from headrace.models.constraints import Constraint
 from headrace.models.request import EngineError, EngineErrorCode, SamplingParams
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures are greedy: dividing by them would only overflow."""
 
 _UNIFORM_BITS = 53
+
+_ROWS_AT_ONCE = 8
+"""So many rows of 49,152 float64 (3 MB) stay in the cache from one operation to the next. 64 rows
+drawn in eights took 4.4 ms, one by one 8.8, all at once 26 (2 cores of a Xeon)."""
 
 _FIRST_TOP_P_VALUES = 1024
 """Most often the mass of top_p lies in so few: finding them takes a fraction of sorting them all
@@ -34,21 +41,26 @@ class SampleRow:
     params: SamplingParams
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
+    constraint: Constraint | None = None
 
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | EngineError]:
-    """Choose one token per row; a row with NaN or infinite logits gets an error instead, the others
-    are not touched.
+    """Choose one token per row; a row whose constraint allows none gets an error instead.
 
-    Shapes: logits (rows, vocabulary), left unchanged. Ties go to the lowest id.
+    A row's token does not depend on the rows beside it.
+    Shapes: logits (rows, vocabulary), finite, left unchanged. Ties go to the lowest id.
     """
-    is_finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float32)).tolist()
-    greedy_ids = logits.argmax(dim=-1).tolist()
-    return [
-        _choose(logits[index], row, greedy_ids[index]) if is_finite[index] else _not_finite()
-        for index, row in enumerate(rows)
-    ]
+    results: list[int | EngineError] = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        end = start + _ROWS_AT_ONCE
+        results += _sample_few(logits[start:end], rows[start:end])
+    return results
+
+
+def is_plainly_greedy(params: SamplingParams) -> bool:
+    """Whether the token is simply the one of the highest logit."""
+    return _is_greedy(params) and not _wants_adjustment(params)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -60,20 +72,63 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> (64 - _UNIFORM_BITS)) / 2.0**_UNIFORM_BITS
 
 
-def _choose(logits: torch.Tensor, row: SampleRow, greedy_id: int) -> int:
-    """Shapes: logits (vocabulary,)."""
-    params = row.params
-    is_greedy = params.temperature < GREEDY_BELOW_TEMPERATURE
-    is_adjusted = _wants_adjustment(params)
-    if is_greedy and not is_adjusted:
-        return greedy_id
+def _sample_few(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | EngineError]:
     scores = logits.to(torch.float32, copy=True)
-    if is_adjusted:
-        _adjust(scores, row)
-    if is_greedy:
-        return int(scores.argmax())
-    probabilities = _probabilities(scores, params)
-    return _inverse_cdf(probabilities, uniform(params.seed, len(row.generated_ids)))
+    results: list[int | EngineError] = [0] * len(rows)
+    greedy, drawn = [], []
+    for index, row in enumerate(rows):
+        if _wants_adjustment(row.params):
+            _adjust(scores[index], row)
+        if row.constraint is not None and not _forbid(scores[index], row.constraint):
+            results[index] = _no_token()
+        elif _is_greedy(row.params):
+            greedy.append(index)
+        else:
+            drawn.append(index)
+    for chosen, choose in ((greedy, _highest), (drawn, _draw)):
+        if chosen:
+            chosen_scores = scores if len(chosen) == len(rows) else scores[chosen]
+            tokens = choose(chosen_scores, [rows[index] for index in chosen])
+            for index, token in zip(chosen, tokens, strict=True):
+                results[index] = token
+    return results
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW_TEMPERATURE
+
+
+def _forbid(scores: torch.Tensor, constraint: Constraint) -> bool:
+    """Make impossible what the constraint does not allow, in place; False if that is everything.
+
+    Shapes: scores (vocabulary,).
+    """
+    allowed = constraint.bitmask()
+    if not allowed.any():
+        return False
+    bits = np.unpackbits((~allowed).numpy().view(np.uint8), count=len(scores), bitorder="little")
+    forbidden = torch.from_numpy(bits).view(torch.bool)
+    scores.masked_fill_(forbidden.to(scores.device), -torch.inf)
+    return True
+
+
+def _highest(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Shapes: scores (rows, vocabulary)."""
+    tokens: list[int] = scores.argmax(dim=-1).tolist()
+    return tokens
+
+
+def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Shapes: scores (rows, vocabulary)."""
+    temperatures = [[row.params.temperature] for row in rows]
+    scaled = scores.to(torch.float64)
+    scaled /= torch.tensor(temperatures, dtype=torch.float64, device=scores.device)
+    probabilities = torch.softmax(scaled, dim=-1)
+    for index, row in enumerate(rows):
+        _cut(probabilities[index], row.params)
+    return _inverse_cdf(
+        probabilities, [uniform(row.params.seed, len(row.generated_ids)) for row in rows]
+    )
 
 
 def _wants_adjustment(params: SamplingParams) -> bool:
@@ -108,31 +163,24 @@ def _adjust(scores: torch.Tensor, row: SampleRow) -> None:
     scores.clamp_(-limit, limit)
 
 
-def _probabilities(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution to draw from, not normalised after the cuts. Shapes: (vocabulary,)
-    float64.
-    """
-    probabilities = torch.softmax(scores.to(torch.float64) / params.temperature, dim=-1)
+def _cut(probabilities: torch.Tensor, params: SamplingParams) -> None:
+    """Zero what min_p, top_k and top_p leave out, in place. Shapes: probabilities (vocabulary,)."""
     if params.min_p > 0.0:
-        probabilities = probabilities.where(
-            probabilities >= params.min_p * probabilities.max(), 0.0
-        )
+        probabilities.masked_fill_(probabilities < params.min_p * probabilities.max(), 0.0)
     if 0 < params.top_k < probabilities.shape[0] or params.top_p < 1.0:
-        probabilities = _keep_top(probabilities, params)
-    return probabilities
+        _keep_top(probabilities, params)
 
 
-def _keep_top(probabilities: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def _keep_top(probabilities: torch.Tensor, params: SamplingParams) -> None:
     """Zero all but the `top_k` most likely, and of these all but the fewest that have `top_p` of
     their mass. Of equal ones the lowest ids stay.
     """
     kept = _top_values(probabilities, params)
     least = kept[-1]
-    result = probabilities.where(probabilities > least, 0.0)
     num_equal = int((kept == least).sum())
-    equal_ids = (probabilities == least).nonzero()[:num_equal, 0]
-    result[equal_ids] = least
-    return result
+    equal_ids = (probabilities == least).nonzero()[num_equal:, 0]
+    probabilities.masked_fill_(probabilities < least, 0.0)
+    probabilities[equal_ids] = 0.0
 
 
 def _top_values(probabilities: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -155,18 +203,24 @@ def _cut_at_mass(values: torch.Tensor, wanted_mass: torch.Tensor) -> torch.Tenso
     return values[: num_below + 1]
 
 
-def _inverse_cdf(probabilities: torch.Tensor, u: float) -> int:
-    """The first id whose cumulative probability exceeds `u` of the whole, in the order of ids.
+def _inverse_cdf(probabilities: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
+    """Of each row the first id whose cumulative probability exceeds its `u` of the whole, in the
+    order of ids.
 
     In this order rounding moves the borders between ids by as little; sorted by probability, it
     could swap two ids.
+    Shapes: probabilities (rows, vocabulary), not normalised after cuts.
     """
     cumulative = torch.cumsum(probabilities, dim=-1)
-    index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
-    if index < probabilities.shape[0]:
-        return index
-    return int(probabilities.nonzero()[-1])  # u * total was rounded up to the total
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)
+    targets *= cumulative[:, -1]
+    found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0].tolist()
+    vocab_size = probabilities.shape[-1]
+    return [
+        token if token < vocab_size else int(row.nonzero()[-1])  # u * total rounded up to the total
+        for token, row in zip(found, probabilities, strict=True)
+    ]
 
 
-def _not_finite() -> EngineError:
-    return EngineError(EngineErrorCode.NUMERICAL_ERROR, "the model gave logits that are not finite")
+def _no_token() -> EngineError:
+    return EngineError(EngineErrorCode.INTERNAL_ERROR, "response_format allows no further token")

@@ -1,19 +1,16 @@
 """One step over the scheduled chunks, so that a chunk that fails takes no other with it.
 
-It owns the KV caches of the running generations. It does not know the queue, the text, or when a
-generation ends.
+It does not know the queue, the blocks' owners, the text, or when a generation ends.
 """
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
+from headrace.models.batch import RowInput, StepLogits, StepRunner, Wanted
 from headrace.models.generation import Generation
-from headrace.models.kv_cache import KVLayout, RowCache
 from headrace.models.request import EngineError, EngineErrorCode
-from headrace.models.runner import RowInput
 from headrace.models.sampler import SampleRow, sample
 from headrace.models.scheduler import Chunk
 
@@ -23,26 +20,11 @@ StepResult = int | EngineError | None
 """The next token of a chunk, or its error, or None where only a part of the prompt was computed."""
 
 
-class StepRunner(Protocol):
-    """Computes rows; see `runner.Runner`."""
-
-    @property
-    def layout(self) -> KVLayout: ...
-
-    def run(self, rows: Sequence[RowInput]) -> torch.Tensor: ...
-
-
 class StepExecutor:
-    """Runs chunks of generations and samples their next tokens."""
+    """Runs chunks of generations and chooses their next tokens."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._caches: dict[str, RowCache] = {}
-
-    @property
-    def num_cached_rows(self) -> int:
-        """Generations that hold KV cache memory."""
-        return len(self._caches)
 
     def execute(self, chunks: Sequence[Chunk[Generation]]) -> list[StepResult]:
         """Run the chunks as one batch; if that raises, in halves, until each failing chunk stands
@@ -60,44 +42,49 @@ class StepExecutor:
         middle = len(chunks) // 2
         return [*self.execute(chunks[:middle]), *self.execute(chunks[middle:])]
 
-    def free(self, key: str) -> None:
-        """Drop the KV cache of a generation that ended; an unknown key has no effect."""
-        self._caches.pop(key, None)
-
     def _run(self, chunks: Sequence[Chunk[Generation]]) -> list[StepResult]:
-        rows = [
-            RowInput(
-                self._cache(chunk.generation),
-                chunk.generation.next_ids(chunk.num_tokens),
-                chunk.needs_logits,
-            )
-            for chunk in chunks
-        ]
-        logits = self._runner.run(rows)
-        sampled = iter(
-            sample(
-                logits, [_sample_row(chunk.generation) for chunk in chunks if chunk.needs_logits]
-            )
-        )
-        results = [next(sampled) if chunk.needs_logits else None for chunk in chunks]
-        for chunk in chunks:
-            chunk.generation.num_computed += chunk.num_tokens
-        return results
+        rows = [_row_input(chunk) for chunk in chunks]
+        step = self._runner.run(rows)
+        asking = [chunk.generation for chunk in chunks if chunk.needs_logits]
+        tokens = iter(_tokens(step, asking))
+        return [next(tokens) if chunk.needs_logits else None for chunk in chunks]
 
-    def _cache(self, generation: Generation) -> RowCache:
-        cache = self._caches.get(generation.key)
-        if cache is None:
-            cache = RowCache(self._runner.layout, generation.max_total_tokens)
-            self._caches[generation.key] = cache
-        cache.truncate(
-            generation.num_computed
-        )  # a batch that failed after its forward pass is run again
-        return cache
+
+def _row_input(chunk: Chunk[Generation]) -> RowInput:
+    generation = chunk.generation
+    return RowInput(
+        generation.block_ids,
+        generation.num_computed,
+        generation.next_ids(chunk.num_tokens),
+        generation.wanted if chunk.needs_logits else Wanted.NOTHING,
+    )
+
+
+def _tokens(step: StepLogits, asking: Sequence[Generation]) -> list[int | EngineError]:
+    """The next token of each generation that asked for one."""
+    results: list[int | EngineError] = [
+        token if is_finite else _not_finite()
+        for token, is_finite in zip(step.greedy_ids, step.is_finite, strict=True)
+    ]
+    sampled = [index for index, one in enumerate(asking) if one.wanted is Wanted.LOGITS]
+    places = [place for place, index in enumerate(sampled) if step.is_finite[index]]
+    if places:
+        logits = step.logits if len(places) == len(sampled) else step.logits[places]
+        chosen = sample(logits, [_sample_row(asking[sampled[place]]) for place in places])
+        for place, token in zip(places, chosen, strict=True):
+            results[sampled[place]] = token
+    return results
 
 
 def _sample_row(generation: Generation) -> SampleRow:
     request = generation.request
-    return SampleRow(request.sampling, request.prompt_ids, generation.generated_ids)
+    return SampleRow(
+        request.sampling, request.prompt_ids, generation.generated_ids, generation.constraint
+    )
+
+
+def _not_finite() -> EngineError:
+    return EngineError(EngineErrorCode.NUMERICAL_ERROR, "the model gave logits that are not finite")
 
 
 def _as_engine_error(error: Exception) -> EngineError:

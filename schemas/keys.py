@@ -33,6 +33,15 @@ class Keys:
         """The stored conversation (hash)."""
         return f"{self.prefix}:session:{_tag(tenant, session_id)}"
 
+    def kv_block(self, fingerprint: str, kv_format: str, block_hash: bytes) -> str:
+        """The KV state of one block of tokens (string), named by the hash of all up to its end.
+
+        The tenant is part of the hash. Models and formats have keys of their own, so that workers
+        of two versions do not overwrite each other's.
+        """
+        model = f"{quote(fingerprint, safe='')}:{quote(kv_format, safe='')}"
+        return f"{self.prefix}:kv:{model}:{{{block_hash.hex()}}}"
+
     @property
     def probe(self) -> str:
         """Written to see whether Redis takes writes."""

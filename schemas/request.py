@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import (
     AfterValidator,
     ConfigDict,
@@ -19,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.schemas.answer_schema import check_bounds
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.headers import Headers, header_text
 from headrace.schemas.strict_json import decode_object, is_text, readable_names
@@ -89,6 +91,14 @@ class JsonSchemaFormat(WireModel):
 
     name: str = "response"
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = True
+    """Either way the answer follows the schema, or the schema is refused."""
+
+    @field_validator("schema_")
+    @classmethod
+    def _bounded(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        check_bounds(schema)
+        return schema
 
 
 _SCHEMA_WHERE_NEEDED: dict[str, Any] = {
@@ -111,6 +121,14 @@ class ResponseFormat(WireModel):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema of the answer; None for text."""
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        return orjson.dumps(schema).decode()
 
     @model_validator(mode="after")
     def _schema_where_needed(self) -> "ResponseFormat":

@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     redis: str = Field("redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL")
     model: str = Field("smollm2-135m", min_length=1, description="alias, hub id or folder")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantize: Literal["none", "int8"] = "none"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
     topic_prefix: str = Field("headrace", pattern=r"^[a-zA-Z0-9._-]{1,200}$")
     group: str = Field("headrace", min_length=1, description="consumer group of the workers")
@@ -58,7 +59,7 @@ class Settings(BaseSettings):
         description="how long an idle engine waits so that its first step is a batch",
     )
     max_batch_tokens: int = Field(512, ge=16, description="tokens of one step, prefill included")
-    kv_pool_mb: int = Field(2048, ge=1, description="memory for KV state on the device")
+    kv_pool_mb: int = Field(1024, ge=1, description="memory for KV state on the device")
     kv_to_redis: Literal["on", "off"] = "on"
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 = all cores")
 

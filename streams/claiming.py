@@ -48,9 +48,9 @@ class Claimant:
         self._answer: tuple[Claim, int] | None = None
 
     async def ask(self) -> None:
-        """claim, once. The intake awaits it: of two records with one id the first one read counts.
+        """claim, once. Asked in the order of reading: of two records with one id the first counts.
 
-        While Redis is known to be away it is not asked: the records behind this one would wait too.
+        While Redis is known to be away it is not asked: `settle` does what can be done.
         """
         assignment = self._ownership.get(self._partition)
         if assignment is None or not self._scripts.available.is_set():

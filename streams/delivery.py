@@ -10,6 +10,7 @@ import time
 
 import structlog
 
+from headrace.models.constraints import Grammar
 from headrace.models.engine import EngineStoppedError
 from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, EngineRequest
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, UndecodableError
@@ -25,7 +26,8 @@ from headrace.streams.generation import (
 )
 from headrace.streams.journal import Claim, ClaimKind, ConfirmResult
 from headrace.streams.parts import Parts
-from headrace.streams.preparation import conversation_after, prepare, sampling_of
+from headrace.streams.prefix_reuse import PrefixReuse
+from headrace.streams.preparation import conversation_after, grammar_of, prepare, sampling_of
 from headrace.streams.session_store import SessionRecord
 from headrace.streams.stopwatch import Stopwatch
 
@@ -52,6 +54,7 @@ class Delivery:
         self._cancel_wanted = False
         self._changed = asyncio.Event()
         self._stopwatch = Stopwatch(decoded.record.timestamp_ms, parts.metrics)
+        self._reuse = PrefixReuse(parts, decoded)
 
     async def run(self) -> Outcome:
         """Deliver the answer; any outcome but NOT_OURS says that the record is finished.
@@ -123,6 +126,7 @@ class Delivery:
             self._parts.engine.abort(self.generation.key)
             self._parts.flusher.forget(self.generation)
             self.generation = None
+        self._reuse.release()
 
     # 5. prepare
 
@@ -162,10 +166,14 @@ class Delivery:
             remaining_s = self._remaining_s(generation)
             if remaining_s == 0.0:
                 raise _expired()
+            grammar = await self._grammar()
             if generation.start is None:
                 generation.start = await self._prepare(session)
-            self._parts.engine.add(self._engine_request(generation, remaining_s))
-            self._in_engine = True
+            request = self._engine_request(generation, remaining_s, grammar)
+            await self._reuse.fetch(request)
+            if generation.ending is None:  # else: it was cancelled meanwhile
+                self._parts.engine.add(request)
+                self._in_engine = True
         except EngineStoppedError:
             raise  # not this request's fault
         except RequestError as problem:
@@ -184,6 +192,12 @@ class Delivery:
             return prepare(*arguments, now_s=time.time())
         return await asyncio.to_thread(prepare, *arguments, now_s=time.time())
 
+    async def _grammar(self) -> Grammar | None:
+        request = self.decoded.request
+        if request is None or request.response_format.type == "text":
+            return None
+        return await asyncio.to_thread(grammar_of, request, self._parts.model)
+
     async def _refuse(self, generation: Generation, problem: RequestError, *, poison: bool) -> None:
         if poison:
             self._parts.metrics.dead_letters.inc()
@@ -192,7 +206,9 @@ class Delivery:
             )
         self._end(generation, Ending(error=problem))
 
-    def _engine_request(self, generation: Generation, remaining_s: float | None) -> EngineRequest:
+    def _engine_request(
+        self, generation: Generation, remaining_s: float | None, grammar: Grammar | None
+    ) -> EngineRequest:
         request, start = self.decoded.request, generation.start
         assert request is not None and start is not None  # noqa: S101, PT018
         return EngineRequest(
@@ -206,6 +222,7 @@ class Delivery:
             priority=request.priority,
             deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
             tenant=self.decoded.tenant,
+            grammar=grammar,
         )
 
     # 6. and 7. what engine, journal and broker report
@@ -216,15 +233,19 @@ class Delivery:
         if generation is None or generation.key != output.key or generation.ending is not None:
             return
         self._stopwatch.note(output)
+        self._reuse.note(output, num_known=generation.num_tokens)
         self._parts.metrics.generation_tokens.inc(len(output.token_ids))
         generation.extend(output.token_ids, output.text)
+        if output.is_last:
+            generation.end(self._ending_of(output))
+        self._parts.flusher.touch(generation)
+
+    def _ending_of(self, output: EngineOutput) -> Ending:
         timings = self._stopwatch.timings()
         if output.error is not None:
-            problem = _problem(output.error)
-            generation.end(Ending(error=problem, timings=timings))
-        elif output.finish_reason is not None:
-            generation.end(Ending(finish_reason=output.finish_reason.value, timings=timings))
-        self._parts.flusher.touch(generation)
+            return Ending(error=_problem(output.error), timings=timings)
+        reason = output.finish_reason.value if output.finish_reason else None
+        return Ending(reason, cached_tokens=output.cached_tokens, timings=timings)
 
     def cancel(self) -> None:
         """End it as soon as may be; one that has ended stays as it is."""
@@ -254,8 +275,9 @@ class Delivery:
         return self.generation is not None and self.generation.is_delivered
 
     def on_acknowledged(self) -> None:
-        """The broker has another event."""
-        self._changed.set()
+        """The broker has another event; the last one is what is waited for."""
+        if self.is_delivered:
+            self._changed.set()
 
     def on_fenced(self) -> None:
         """flush was refused: a larger token stands in the journal."""
@@ -292,7 +314,9 @@ class Delivery:
             self._parts.metrics.sessions_unstored.labels("does not fit").inc()
             return
         answer = await self._keep_storing(generation, record, start.session_version)
-        if answer not in ("ok", "stored before"):
+        if answer in ("ok", "stored before"):
+            self._reuse.keep(generation)
+        else:
             self._parts.metrics.sessions_unstored.labels(answer).inc()
 
     async def _keep_storing(

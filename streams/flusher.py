@@ -1,4 +1,7 @@
-"""Step 7: journal before publish. One owner task, one Redis round trip a tick for all generations.
+"""Step 7: journal before publish. One owner task, one Redis round trip for many generations.
+
+A first chunk and an ending go out at once. What comes between is gathered: all generations together
+once an interval, which grows with their number (docs/decisions/007-windows-and-flush.md).
 
 journaled    FLUSH  ok -> publish   absent -> larger attempt   fenced -> stop   away -> hold back
 unjournaled  Redis away and lease held -> publish   Redis back -> ADOPT
@@ -8,6 +11,7 @@ lost         ADOPT under a larger attempt -> publish
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from headrace.schemas.errors import UnavailableError
 from headrace.streams.generation import Flush, Generation, Standing
@@ -21,6 +25,18 @@ RETRY_INTERVAL_S = 0.05
 
 CANCEL_POLL_INTERVAL_S = 0.5
 """How often the journals of generations that have nothing to flush are asked for a cancel."""
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.025, 0.090
+"""Between two chunks of a stream: 40 a second look continuous, and 11 still faster than reading."""
+
+INTERVAL_PER_GENERATION_S = 0.001
+
+
+def flush_interval_s(num_generations: int) -> float:
+    """How long text is gathered. A chunk costs broker, Redis and worker the same for one token as
+    for ten, so the more streams share the machine, the more goes into one.
+    """
+    return min(MAX_INTERVAL_S, MIN_INTERVAL_S + INTERVAL_PER_GENERATION_S * num_generations)
 
 
 class Flusher:
@@ -40,10 +56,14 @@ class Flusher:
         *,
         on_cancel: Callable[[Generation], None],
         on_fenced: Callable[[Generation], None],
+        interval_s: Callable[[int], float] = flush_interval_s,
     ) -> None:
         self._journal, self._scripts, self._publisher = journal, scripts, publisher
         self._ownership, self._lease = ownership, lease
         self._on_cancel, self._on_fenced = on_cancel, on_fenced
+        self._interval_s = interval_s
+        self._next_round_s = 0.0
+        self._urgent: set[str] = set()  # of the dirty ones
         self._dirty: dict[str, Generation] = {}
         self._held: dict[str, Generation] = {}
         self._followed: set[str] = set()  # touched and not forgotten
@@ -53,8 +73,13 @@ class Flusher:
     def touch(self, generation: Generation) -> None:
         """Something may have to be journaled or published."""
         self._followed.add(generation.key)
+        was_idle = not self._dirty
         self._dirty[generation.key] = generation
-        self._something.set()
+        if _is_urgent(generation):
+            self._urgent.add(generation.key)
+            self._something.set()
+        elif was_idle:
+            self._something.set()  # the wait ends with the interval now
 
     def _hold(self, generation: Generation) -> None:
         """Not now: try again in RETRY_INTERVAL_S, unless it was forgotten while Redis was asked."""
@@ -65,6 +90,7 @@ class Flusher:
         """It was dropped: another worker goes on with it, and no round here takes it up again."""
         self._followed.discard(generation.key)
         self._dirty.pop(generation.key, None)
+        self._urgent.discard(generation.key)
         self._held.pop(generation.key, None)
 
     @property
@@ -72,30 +98,50 @@ class Flusher:
         return not self._dirty and not self._held
 
     async def run(self) -> None:
-        """Flush whenever something is touched.
+        """Flush what is touched: at once where a reader waits for it, else with the next round.
 
         Cancel: what is not flushed is held back, not lost.
         """
         while True:
-            try:
-                async with asyncio.timeout(RETRY_INTERVAL_S if self._held else None):
+            with suppress(TimeoutError):  # time for the next round
+                async with asyncio.timeout(self._wait_s()):
                     await self._something.wait()
-            except TimeoutError:
-                pass  # time to try again what is held
-            await self.tick()
+            self._something.clear()
+            if self._wait_s() == 0.0:
+                await self.tick()
+            elif self._urgent:
+                await self._flush_urgent()
+
+    def _wait_s(self) -> float | None:
+        """Until the next round; None: there is nothing for one."""
+        if self.is_idle:
+            return None
+        return max(0.0, self._next_round_s - time.monotonic())
 
     async def tick(self) -> None:
         """flush, then publish, for every generation that was touched or held."""
         async with self._lock:
-            self._something.clear()
             batch = list((self._held | self._dirty).values())
             self._held, self._dirty = {}, {}
-            await self._flush_journaled([g for g in batch if g.standing is Standing.JOURNALED])
-            for generation in batch:
-                if generation.standing is Standing.UNJOURNALED:
-                    await self._flush_unjournaled(generation)
-                elif generation.standing is Standing.LOST and generation.key not in self._held:
-                    await self._adopt(generation)
+            self._urgent.clear()
+            started_s = time.monotonic()
+            await self._flush(batch)
+            interval_s = RETRY_INTERVAL_S if self._held else self._interval_s(len(batch))
+            self._next_round_s = started_s + interval_s
+
+    async def _flush_urgent(self) -> None:
+        async with self._lock:
+            batch = [self._dirty.pop(key) for key in self._urgent]
+            self._urgent.clear()
+            await self._flush(batch)
+
+    async def _flush(self, batch: list[Generation]) -> None:
+        await self._flush_journaled([g for g in batch if g.standing is Standing.JOURNALED])
+        for generation in batch:
+            if generation.standing is Standing.UNJOURNALED:
+                await self._flush_unjournaled(generation)
+            elif generation.standing is Standing.LOST and generation.key not in self._held:
+                await self._adopt(generation)
 
     async def _flush_journaled(self, batch: list[Generation]) -> None:
         flushes: list[tuple[Generation, Flush]] = []
@@ -185,3 +231,12 @@ class Flusher:
     def _leased(self, generation: Generation) -> bool:
         owned = self._ownership.owns(generation.decoded.record.partition)
         return owned and self._lease.held(time.monotonic())
+
+
+def _is_urgent(generation: Generation) -> bool:
+    """Whether a reader waits: for a first chunk, an ending, or what an earlier owner journaled."""
+    if generation.ending is not None:
+        return True
+    if not generation.bounds:
+        return generation.streams
+    return generation.published < len(generation.bounds)

@@ -119,6 +119,11 @@ class Generation:
         return request is None or request.stream
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.ids) + (len(self.start.prompt_ids) if self.start else 0)
+
+    @property
     def text(self) -> str:
         """All text that is shown or about to be."""
         return "".join(self._chunk_texts) + self._pending_text

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import structlog
 
+from headrace.models.kv.write_behind import Turn
 from headrace.schemas.control import Cancel, decode_control
 from headrace.schemas.errors import RequestError, UnavailableError
 from headrace.schemas.headers import header_text
@@ -78,7 +79,7 @@ class Intake:
         if record.value is None:
             self._take_tombstone(record, place)
         else:
-            await self._take(record, place)
+            self._take(record, place)
 
     async def _owned(self, record: Record, place: Place) -> bool:
         """Whether it is still ours; a partition assigned just now has its token on the way."""
@@ -90,7 +91,7 @@ class Intake:
                     await asyncio.sleep(POLL_INTERVAL_S)
         return False  # a rebalance took the partition away meanwhile
 
-    async def _take(self, record: Record, place: Place) -> None:
+    def _take(self, record: Record, place: Place) -> None:
         decoded = decode_request(record)
         if self._deliveries.has_other(decoded):  # the first one counts, also while Redis is away
             self._parts.metrics.duplicates.inc()
@@ -100,14 +101,6 @@ class Intake:
         session = (decoded.tenant, decoded.session_id)
         turn = self._queues.enqueue(session)
         delivery = Delivery(self._parts, decoded, turn)
-        try:
-            await delivery.claimant.ask()
-        except BaseException:
-            self._give_back(session, turn)
-            raise
-        if self._closed or not self._ledger.is_open(place, record.offset):
-            self._give_back(session, turn)
-            return
         task = self._tasks.create_task(
             self._deliver(delivery, place), name=f"deliver {decoded.request_id}"
         )
@@ -121,6 +114,8 @@ class Intake:
         self._admission.release()
 
     async def _deliver(self, delivery: Delivery, place: Place) -> None:
+        # NOTE: tasks begin in the order they were made, so claims are sent in the order of reading
+        await delivery.claimant.ask()
         outcome = await delivery.run()
         if outcome is Outcome.DUPLICATE:
             self._parts.metrics.duplicates.inc()
@@ -158,11 +153,21 @@ class Intake:
     ) -> None:
         while self._ledger.is_open(place, offset):
             try:
+                await self._delete_kv(session)
                 await self._parts.sessions.delete(*session, tombstone=tombstone)
             except UnavailableError:
                 await self._parts.scripts.back()
                 continue
             self._ledger.finish(place, offset)
+
+    async def _delete_kv(self, session: SessionKey) -> None:
+        """Before the conversation, whose tokens say which blocks it has. Raises: UnavailableError.
+
+        Those of a tombstone that is read again are a miss to the turns behind it.
+        """
+        if self._parts.kv is not None:
+            record = await self._parts.sessions.load(*session)
+            await self._parts.kv.delete(Turn(*session, token_ids=tuple(record.ids)))
 
     def take_control(self, record: Record, now_s: float) -> None:
         """Take a record of the control topic; what it asks for here is done at once."""

@@ -6,11 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.models.kv.metrics import KVMetrics
 from headrace.schemas.metrics import (
     BATCH_SIZE_BUCKETS,
     INTER_TOKEN_BUCKETS_S,
     LATENCY_BUCKETS_S,
     PREFIX,
+    PREFIX_CACHE_TIERS,
 )
 
 
@@ -38,6 +40,16 @@ class WorkerMetrics:
         self.sessions_unstored = counter(
             "sessions_unstored", "Turns whose conversation could not be stored", ("reason",)
         )
+        self.cache_queries = counter(
+            "prefix_cache_queries", "Tokens looked up; redis: those not found here", ("tier",)
+        )
+        self.cache_hits = counter(
+            "prefix_cache_hits", "Tokens not computed, as their KV state was there", ("tier",)
+        )
+        for tier in PREFIX_CACHE_TIERS:
+            self.cache_queries.labels(tier)
+            self.cache_hits.labels(tier)
+        self.kv = KVMetrics(registry)
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From the record's timestamp", LATENCY_BUCKETS_S
         )

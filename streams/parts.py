@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.models.request import EngineRequest
+from headrace.models.kv.write_behind import Turn
+from headrace.models.request import EngineRequest, KVBlock
 from headrace.streams.flusher import Flusher
 from headrace.streams.generation import TextStream
 from headrace.streams.journal import Journal
@@ -28,6 +29,20 @@ class Engine(Protocol):
     def text_stream(self, stop: Sequence[str]) -> TextStream: ...
 
 
+class KVTier(Protocol):
+    """KV state outside of this process (headrace.models.kv.tier)."""
+
+    async def fetch(self, token_ids: Sequence[int], tenant: str) -> tuple[KVBlock, ...]: ...
+
+    def release(self, num_blocks: int) -> None: ...
+
+    def prefilled(self, num_tokens: int, seconds: float) -> None: ...
+
+    def keep(self, turn: Turn) -> None: ...
+
+    async def delete(self, turn: Turn) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What all deliveries of a worker share."""
@@ -42,3 +57,5 @@ class Parts:
     ownership: Ownership
     lease: Lease
     metrics: WorkerMetrics
+    kv: KVTier | None = None
+    """None: KV_TO_REDIS is off."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.models.constraints import Grammar, GrammarError
 from headrace.models.conversation import ChatTemplateError, ContextLengthError
 from headrace.models.request import SamplingParams
 from headrace.schemas.errors import ErrorCode, RequestError
@@ -38,6 +39,12 @@ class Encoder(Protocol):
     ) -> tuple[list[ChatMessage], list[int]]: ...
 
 
+class Compiler(Protocol):
+    """Schemas to grammars (headrace.models.constraints.GrammarCompiler)."""
+
+    def compile(self, schema: str) -> Grammar: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a worker's model is called and can take."""
@@ -49,6 +56,7 @@ class ServedModel:
     vocab_size: int
     longest_token_chars: int
     encoder: Encoder
+    grammars: Compiler
 
 
 def prepare(
@@ -82,6 +90,23 @@ def prepare(
         model=model.name,
         fingerprint=model.fingerprint,
     )
+
+
+def grammar_of(request: GenerationRequest, model: ServedModel) -> Grammar | None:
+    """What the answer's form is held to, None for free text.
+
+    A schema that is new to the worker may take a second: not for the event loop.
+
+    Raises: RequestError for a schema that cannot be followed.
+    """
+    schema = request.response_format.schema_text
+    if schema is None:
+        return None
+    try:
+        return model.grammars.compile(schema)
+    except GrammarError as problem:
+        param = "response_format.json_schema.schema"
+        raise RequestError(ErrorCode.INVALID_VALUE, str(problem), param) from problem
 
 
 def conversation_after(
@@ -137,9 +162,6 @@ def _check_model(request: GenerationRequest, model: ServedModel) -> None:
         _check_token(token, model.vocab_size, f"stop_token_ids.{position}")
     for token_text in request.logit_bias:
         _check_token(int(token_text), model.vocab_size, f"logit_bias.{token_text}")
-    if request.response_format.type != "text":
-        text = "this engine does not constrain its answers yet: only text"
-        raise RequestError(ErrorCode.INVALID_VALUE, text, "response_format")
 
 
 def _check_size(

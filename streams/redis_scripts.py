@@ -1,10 +1,11 @@
-"""Bounded calls of the Lua scripts: one pipeline a round trip,
-every failure an UnavailableError.
+"""Bounded calls of the Lua scripts: what is asked at the same time shares one round trip, every
+failure is an UnavailableError.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
@@ -34,31 +35,92 @@ class Call(NamedTuple):
     args: Sequence[bytes | str | int]
 
 
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """The calls of one `run`, until they are answered or it is known that they are not."""
+
+    calls: Sequence[Call]
+    answers: list[Any] | None = None
+    problem: Exception | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.answers is not None or self.problem is not None
+
+
 class Scripts:
-    """Runs scripts and remembers whether Redis answers."""
+    """Runs scripts and remembers whether Redis answers.
+
+    One pipeline is under way at a time; what is asked meanwhile goes out with the next one, in the
+    order it was asked. Whoever finds none under way sends it, for all that wait.
+    """
 
     def __init__(self, client: "Redis", keys: Keys) -> None:
         self._client, self._probe_key = client, keys.probe
         self._hashes: dict[str, str] = {}
+        self._waiting: list[_Waiting] = []
+        self._line_is_free = asyncio.Event()
+        self._line_is_free.set()
         self.available = asyncio.Event()
         self.available.set()
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         """The answers in order; a call that Redis refused answers with its RedisError.
 
+        Calls are carried out after those of every `run` that began before.
+
         Raises: UnavailableError when there is no answer within CALL_TIMEOUT_S; whether the calls
         were carried out is unknown then, so every script may be repeated.
-        Cancel: the connection is dropped, so that nobody reads this call's answer.
+        Cancel: calls that are not sent yet are not sent. If this one sends, the connection is
+        dropped, so that nobody reads its answer, and those of the others are sent again.
         """
+        mine = _Waiting(calls)
+        self._waiting.append(mine)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                answers = await self._pipeline(calls)
-                if any(isinstance(answer, NoScriptError) for answer in answers):
-                    await self._load(calls)
-                    answers = await self._pipeline(calls)
-        except (RedisError, OSError, TimeoutError) as problem:
+                while not mine.is_settled:
+                    if self._line_is_free.is_set():
+                        await self._send_waiting()
+                    else:
+                        await self._line_is_free.wait()
+        except TimeoutError as problem:
+            mine.problem = problem
+        finally:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+        if mine.answers is None:
             self.available.clear()
-            raise UnavailableError("Redis", CALL_TIMEOUT_S) from problem
+            raise UnavailableError("Redis", CALL_TIMEOUT_S) from mine.problem
+        return mine.answers
+
+    async def _send_waiting(self) -> None:
+        """Send all calls that wait as one pipeline, and settle them."""
+        batch, self._waiting = self._waiting, []
+        self._line_is_free.clear()
+        try:
+            await self._settle(batch)
+        finally:
+            self._waiting[:0] = [one for one in batch if not one.is_settled]  # this was cancelled
+            self._line_is_free.set()
+
+    async def _settle(self, batch: list[_Waiting]) -> None:
+        try:
+            answers = iter(await self._answered([call for one in batch for call in one.calls]))
+        except (RedisError, OSError) as problem:
+            for one in batch:
+                one.problem = problem
+        else:
+            for one in batch:
+                one.answers = [next(answers) for _ in one.calls]
+
+    async def _answered(self, calls: Sequence[Call]) -> list[Any]:
+        answers = await self._pipeline(calls)
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            again = [calls[i] for i in unknown]
+            await self._load(again)
+            for i, answer in zip(unknown, await self._pipeline(again), strict=True):
+                answers[i] = answer
         return answers
 
     async def run_one(self, call: Call) -> Any:

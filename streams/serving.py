@@ -4,15 +4,18 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 
+from headrace.models.batch import StepRunner
+from headrace.models.constraints import GrammarCompiler
 from headrace.models.conversation import ConversationEncoder
 from headrace.models.engine import TransformersEngine
-from headrace.models.loading import LoadedModel
+from headrace.models.kv.tier import RedisTier
+from headrace.models.loading import LoadedModel, make_runner
 from headrace.models.request import EngineOutput
 from headrace.schemas.errors import HeadraceError, SettingsError, UnavailableError
 from headrace.schemas.settings import Settings
@@ -30,6 +33,7 @@ from headrace.streams.ledger import AckLedger
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.parts import Parts
+from headrace.streams.prefix_reuse import turn_of
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts, connect
@@ -40,6 +44,11 @@ STALL_LIMIT_S = 60.0
 """An engine with work that ends no step for this long is not alive; no step takes that long."""
 
 LEAVE_TIMEOUT_S = 2.0
+
+DRAIN_KV_S = 0.5
+"""What a hand-over may wait for KV state to reach Redis: 350 MB over 10 Gbit/s with room to spare.
+The next owner would take longer to compute what is written then.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -93,15 +102,10 @@ class Serving:
             on_cancel=self._deliveries.on_cancel,
             on_fenced=self._deliveries.on_fenced,
         )
-        self._engine = TransformersEngine(
-            loaded,
-            max_batch_size=settings.max_batch_size,
-            max_batch_tokens=settings.max_batch_tokens,
-            batch_window_ms=settings.batch_window_ms,
-            kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
-            on_outputs=self._on_outputs,
-            on_death=self._on_engine_death,
+        self._engine = build_engine(
+            settings, loaded, on_outputs=self._on_outputs, on_death=self._on_engine_death
         )
+        self._kv = self._redis_tier()
         parts = Parts(
             engine=self._engine,
             model=served_model(settings, loaded),
@@ -113,6 +117,7 @@ class Serving:
             ownership=self._ownership,
             lease=self._lease,
             metrics=metrics,
+            kv=self._kv,
         )
         self._intake = Intake(
             parts,
@@ -139,6 +144,18 @@ class Serving:
         self._background: list[asyncio.Task[None]] = []
         self._watch_metrics()
 
+    def _redis_tier(self) -> RedisTier | None:
+        settings = self._settings
+        if settings.kv_to_redis == "off":
+            return None
+        return RedisTier(
+            settings.redis,
+            settings.keys,
+            self._engine,
+            self._metrics.kv,
+            ttl_s=settings.session_ttl_s,
+        )
+
     # start
 
     async def start(self) -> None:
@@ -158,6 +175,8 @@ class Serving:
             self._gaps.watch(lambda: self._member.places),
         ):
             self._background.append(self._tasks.create_task(work))
+        if self._kv is not None:
+            self._background.append(self._tasks.create_task(self._kv.run()))
         self._app.in_worker = True
         await self._app.start()
         self._background.append(self._tasks.create_task(self._watch_app()))
@@ -264,7 +283,8 @@ class Serving:
     # drain
 
     async def drain(self) -> None:
-        """Hand over mid-sentence: stop at the step boundary, journal, publish, commit, leave.
+        """Hand over mid-sentence: stop at the step boundary, journal, publish, commit, write KV
+        state for DRAIN_KV_S at the most, leave.
 
         Half of the settings' drain timeout is for that, the rest for closing the clients; what is
         not journaled then is made again elsewhere.
@@ -276,6 +296,7 @@ class Serving:
                 await self._stop_engine()
                 await self._flush_everything()
                 await self._member.commit()
+                await self._write_kv()
         except TimeoutError:
             log.warning("drain timed out: the rest is handed over by the journal")
         await cancel_and_wait([*self._deliveries.tasks, *self._background])
@@ -283,6 +304,13 @@ class Serving:
     async def _stop_engine(self) -> None:
         await asyncio.to_thread(self._engine.stop)
         await asyncio.sleep(0)  # outputs of the last step were queued on this loop before
+
+    async def _write_kv(self) -> None:
+        """KV state of the running generations, so that the next owner need not compute it."""
+        if self._kv is not None:
+            found = (delivery.generation for delivery in self._deliveries)
+            running = [turn_of(generation) for generation in found if generation is not None]
+            await self._kv.drain(running, DRAIN_KV_S)
 
     async def _flush_everything(self) -> None:
         while not self._everything_published() or any(d.is_delivered for d in self._deliveries):
@@ -301,6 +329,8 @@ class Serving:
 
         Also after a failure, and after a start that did not end. Bounded by LEAVE_TIMEOUT_S each.
         """
+        if self._kv is not None:
+            self._kv.close()
         parts: list[tuple[str, Awaitable[None]]] = [
             ("producer", self._publisher.stop()),
             ("Redis", self._redis.aclose()),
@@ -316,6 +346,32 @@ class Serving:
                 log.warning("could not close in order", what=what, problem=repr(problem))
 
 
+def build_engine(
+    settings: Settings,
+    loaded: LoadedModel,
+    *,
+    on_outputs: Callable[[list[EngineOutput]], None],
+    on_death: Callable[[BaseException], None] | None = None,
+    runner: StepRunner | None = None,
+) -> TransformersEngine:
+    """The engine as a worker runs it, not started; `runner` in place of the model's own."""
+    return TransformersEngine(
+        loaded,
+        runner=runner
+        or make_runner(
+            loaded,
+            kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
+            max_batch_size=settings.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens,
+        ),
+        max_batch_size=settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        batch_window_ms=settings.batch_window_ms,
+        on_outputs=on_outputs,
+        on_death=on_death,
+    )
+
+
 def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
     """How requests may call the model: the setting as it is,
     and a folder's or hub id's last part.
@@ -329,4 +385,7 @@ def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
         vocab_size=loaded.vocab_size,
         longest_token_chars=max(map(len, loaded.tokenizer.get_vocab())),
         encoder=ConversationEncoder(loaded.tokenizer),
+        grammars=GrammarCompiler(
+            loaded.tokenizer, vocab_size=loaded.vocab_size, eos_ids=loaded.eos_ids
+        ),
     )

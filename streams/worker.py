@@ -4,6 +4,7 @@ Exit codes: 0 drained, 1 failed.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -95,7 +96,7 @@ class Worker:
 
         def load() -> None:
             try:
-                result = _load_model(self._settings)
+                result = load_served_model(self._settings)
             except BaseException as problem:  # handed to the loop, which raises it
                 loop.call_soon_threadsafe(_settle, loaded, None, problem)
             else:
@@ -112,6 +113,7 @@ class Worker:
         finally:
             stopped.cancel()
         log.info("model loaded", model=self._settings.model, s=_since(started_s))
+        _keep_loaded_objects_out_of_gc()
         return model
 
     async def _serve(
@@ -170,6 +172,14 @@ async def _reach_services(settings: Settings) -> None:
         await producer.stop()
 
 
+def _keep_loaded_objects_out_of_gc() -> None:
+    """Modules, model and tokenizer stay for ever. Each full collection walked over all of them and
+    held up every stream, the engine included (docs/decisions/007-windows-and-flush.md).
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _settle(
     future: "asyncio.Future[LoadedModel]",
     result: LoadedModel | None,
@@ -187,8 +197,14 @@ def _since(started_s: float) -> float:
     return round(time.monotonic() - started_s, 2)
 
 
-def _load_model(settings: Settings) -> LoadedModel:
+def load_served_model(settings: Settings) -> LoadedModel:
+    """The model of a worker with these settings. Blocking."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     source: str | Path = resolve_model(settings.model)
-    return load_model(source, dtype=settings.dtype, device=settings.device)
+    return load_model(
+        source,
+        dtype=settings.dtype,
+        device=settings.device,
+        quantize=settings.quantize,
+    )

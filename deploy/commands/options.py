@@ -24,6 +24,7 @@ KAFKA = (
 ENGINE = (
     "model",
     "dtype",
+    "quantize",
     "device",
     "max_batch_size",
     "batch_window_ms",
@@ -45,6 +46,7 @@ UP_FLAGS = tuple(name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name 
 
 _TEXTS = {
     "dtype": "number format of the weights",
+    "quantize": "int8: linear layers' weights as bytes; faster, other answers",
     "device": "auto, cpu or cuda[:n]",
     "topic_prefix": "first part of the topics' names",
     "kv_to_redis": "whether KV state goes to Redis",
@@ -63,7 +65,7 @@ _TEXTS = {
 }
 """Help for the fields whose name alone tells the reader of the code enough."""
 
-_DEFAULTS = {"dtype": "auto (float32 on CPUs)"}
+_DEFAULTS = {"dtype": "auto (on CPUs: bfloat16 where that is fast, else float32)"}
 """Where the default's bare value does not say what it comes to."""
 
 Command = Callable[..., int]

@@ -1,8 +1,11 @@
 """`headrace worker`."""
 
+import threading
+
 import typer
 
 from headrace.deploy.commands.options import WORKER_FLAGS, examples, with_settings
+from headrace.models.native.build import build_in_advance
 from headrace.schemas.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -18,6 +21,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_settings(*WORKER_FLAGS)
 def worker(settings: Settings) -> int:
     """Run one worker: one model on one device. SIGTERM drains it: what runs is handed over."""
+    # beside the import of torch, which takes as long as compiling
+    threading.Thread(target=build_in_advance, name="build-native", daemon=True).start()
     from headrace.streams.worker import run_worker  # loads torch
 
     return run_worker(settings)

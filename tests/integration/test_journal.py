@@ -682,6 +682,75 @@ async def test_a_call_that_timed_out_never_gives_its_reply_to_the_next_caller(
         assert await following == b"mine"
 
 
+def echo(keys: Keys, text: str) -> Call:
+    """A call that answers with `text`."""
+    return Call("return ARGV[1]", [keys.probe], [text])
+
+
+async def test_calls_that_wait_share_the_next_round_trip_in_their_order(
+    redis_url: str, keys: Keys
+) -> None:
+    """While one is under way, whatever is asked goes out as one; a lone connection is enough."""
+    order = Call("return redis.call('INCR', KEYS[1])", [keys.fence(1)], [])
+    async with one_connection(redis_url) as (proxy, client):
+        scripts = Scripts(client, keys)
+        await scripts.run([order, echo(keys, "a")])
+        proxy.replies = asyncio.Event()
+        first = asyncio.create_task(scripts.run_one(order))
+        await proxy.next_request()
+        num_sent = proxy.num_requests
+        waiting = [asyncio.create_task(scripts.run([order, echo(keys, str(n))])) for n in range(5)]
+        await asyncio.sleep(0)
+        proxy.replies.set()
+        assert await first == 2
+        answers = [await task for task in waiting]
+        assert [[3 + n, str(n).encode()] for n in range(5)] == answers
+        assert proxy.num_requests == num_sent + 1
+
+
+async def test_calls_of_others_survive_the_cancel_of_the_one_that_sends(
+    redis_url: str, keys: Keys
+) -> None:
+    """Its connection is dropped; theirs are sent again, and answered."""
+    async with one_connection(redis_url) as (proxy, client):
+        scripts = Scripts(client, keys)
+        await scripts.run_one(echo(keys, "a"))
+        proxy.replies = asyncio.Event()
+        first = asyncio.create_task(scripts.run_one(echo(keys, "first")))
+        await proxy.next_request()
+        second, third = (
+            asyncio.create_task(scripts.run_one(echo(keys, name))) for name in ("second", "third")
+        )
+        await asyncio.sleep(0)
+        first.cancel()
+        proxy.replies.set()
+        assert await second == b"second"
+        assert await third == b"third"
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+async def test_a_cancelled_call_that_was_not_sent_is_not_carried_out(
+    redis_url: str, keys: Keys, client: "Redis"
+) -> None:
+    """Nobody waits for it any more."""
+    add = Call("return redis.call('INCR', KEYS[1])", [keys.fence(1)], [])
+    async with one_connection(redis_url) as (proxy, lone):
+        scripts = Scripts(lone, keys)
+        await scripts.run([add, echo(keys, "a")])
+        proxy.replies = asyncio.Event()
+        first = asyncio.create_task(scripts.run_one(echo(keys, "first")))
+        await proxy.next_request()
+        second = asyncio.create_task(scripts.run_one(add))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        proxy.replies.set()
+        assert await first == b"first"
+        assert await scripts.run_one(add) == 2
+
+
 async def test_scripts_are_loaded_again_after_redis_forgot_them(
     scripts: Scripts, keys: Keys
 ) -> None:

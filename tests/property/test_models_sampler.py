@@ -1,7 +1,9 @@
-"""The sampler's quick selection equals plainly sorting everything."""
+"""The sampler's quick selection equals plainly sorting everything, alone and in any batch."""
+
+from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.request import SamplingParams
@@ -59,3 +61,37 @@ def test_selection_equals_sorting(
     )
     chosen = sample(logits[None], [SampleRow(params, [0], [])])
     assert chosen == [plain_choice(logits, params)]
+
+
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "presence_penalty": 0.5},
+    {"top_p": 0.9},
+    {"top_k": 40, "temperature": 0.7},
+    {"min_p": 0.05, "repetition_penalty": 1.3},
+    {"logit_bias": {3: 9.0}},
+]
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab_size=st.sampled_from([257, 1000, 4099]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    kinds=st.lists(st.sampled_from(PARAMS), min_size=2, max_size=40),
+)
+def test_a_row_gets_the_same_token_alone_and_in_any_batch(
+    seed: int, vocab_size: int, dtype: torch.dtype, kinds: list[dict[str, Any]]
+) -> None:
+    """Many rows are worked on at once: the others, and their number, must not matter."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(len(kinds), vocab_size, generator=generator).to(dtype)
+    rows = [
+        SampleRow(SamplingParams(seed=seed + at, **kind), [1, 2], [3] * at)
+        for at, kind in enumerate(kinds)
+    ]
+    alone = [sample(logits[at : at + 1], [row])[0] for at, row in enumerate(rows)]
+    assert sample(logits, rows) == alone
+    assert sample(logits.flip(0), rows[::-1]) == alone[::-1]

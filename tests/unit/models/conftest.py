@@ -8,18 +8,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from headrace.models.batch import StepRunner
 from headrace.models.loading import LoadedModel, load_model
 from headrace.models.text import Detokenizer
 from tests.tiny_model import make_tiny_tokenizer
-from tests.unit.models.engine_run import EngineRun
+from tests.unit.models.engine_run import (
+    POOL_BLOCKS,
+    EngineRun,
+    MakeRunner,
+    make_native_runner,
+    make_torch_runner,
+)
 
 Generate = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_model_dir: Path) -> LoadedModel:
-    """The tiny model in float32 on the CPU."""
-    return load_model(tiny_model_dir, dtype="float32", device="cpu")
+    """The tiny model in float32 on the CPU, left to transformers."""
+    return load_model(tiny_model_dir, dtype="float32", device="cpu", native=False)
 
 
 @pytest.fixture(scope="session")
@@ -52,13 +59,25 @@ def tiny_detokenizer(tiny_tokenizer: Any) -> Detokenizer:
     return Detokenizer(tiny_tokenizer)
 
 
+@pytest.fixture(params=[make_torch_runner, make_native_runner], ids=["torch", "native"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    """Each kind of runner that the engine has to work with."""
+    make: MakeRunner = request.param
+    return make
+
+
 @pytest.fixture
-def make_engine(tiny_model: LoadedModel) -> Iterator[Callable[..., EngineRun]]:
+def make_engine(
+    tiny_model: LoadedModel, make_runner: MakeRunner
+) -> Iterator[Callable[..., EngineRun]]:
     """Makes engines of the tiny model and stops them at the end of the test."""
     runs: list[EngineRun] = []
 
-    def make(**options: Any) -> EngineRun:
-        runs.append(EngineRun(tiny_model, **options))
+    def make(
+        *, runner: StepRunner | None = None, num_blocks: int = POOL_BLOCKS, **options: Any
+    ) -> EngineRun:
+        runner = runner or make_runner(tiny_model, num_blocks=num_blocks)
+        runs.append(EngineRun(tiny_model, runner, **options))
         return runs[-1]
 
     yield make

@@ -5,11 +5,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.models.batch import StepRunner
 from headrace.models.engine import TransformersEngine
 from headrace.models.loading import LoadedModel
+from headrace.models.native.convert import convert
+from headrace.models.native.runner import NativeRunner
 from headrace.models.request import EngineError, EngineOutput, EngineRequest, FinishReason
+from headrace.models.runner import TorchRunner
 
 WAIT_S = 10.0
+
+POOL_BLOCKS = 256
+
+MakeRunner = Callable[..., StepRunner]
+"""Makes a runner of a `LoadedModel` with `num_blocks` KV blocks."""
+
+
+def make_torch_runner(loaded: LoadedModel, *, num_blocks: int = POOL_BLOCKS) -> StepRunner:
+    """The generic runner."""
+    pool_bytes = num_blocks * loaded.layout.kv_format.block_bytes
+    return TorchRunner(loaded.model, loaded.layout, kv_pool_bytes=pool_bytes)
+
+
+def make_native_runner(loaded: LoadedModel, *, num_blocks: int = POOL_BLOCKS) -> StepRunner:
+    """The one for Llama-like models on CPUs."""
+    decoder = convert(loaded.model, loaded.max_model_len, num_threads=2)
+    pool_bytes = num_blocks * decoder.shape.block_bytes
+    return NativeRunner(decoder, kv_pool_bytes=pool_bytes, max_tokens=2048, max_rows=64)
 
 
 @dataclass
@@ -21,6 +43,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
     num_last: int = 0
+    cached_tokens: int = 0
+    fetched_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -31,6 +55,7 @@ class Answer:
         self.token_ids += output.token_ids
         self.deltas.append(output.text)
         self.finish_reason, self.error = output.finish_reason, output.error
+        self.cached_tokens, self.fetched_tokens = output.cached_tokens, output.fetched_tokens
         self.num_last += output.is_last
 
 
@@ -40,6 +65,7 @@ class EngineRun:
     def __init__(
         self,
         loaded: LoadedModel,
+        runner: StepRunner,
         *,
         started: bool = True,
         on_outputs: Callable[[list[EngineOutput]], None] | None = None,
@@ -52,10 +78,10 @@ class EngineRun:
             "max_batch_size": 8,
             "max_batch_tokens": 64,
             "batch_window_ms": 0.0,
-            "kv_pool_bytes": 16 << 20,
         }
         self.engine = TransformersEngine(
             loaded,
+            runner=runner,
             on_outputs=on_outputs or self.outputs.put,
             on_death=self.deaths.put,
             **{**settings, **options},

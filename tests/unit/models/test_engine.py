@@ -1,6 +1,5 @@
 """The engine on a real, tiny model: the oracle's tokens in any batch, and every way to end."""
 
-import queue
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from headrace.models.engine import EngineStoppedError
-from headrace.models.kv_cache import KVLayout
 from headrace.models.loading import LoadedModel
 from headrace.models.request import (
     EngineErrorCode,
@@ -18,8 +16,8 @@ from headrace.models.request import (
     FinishReason,
     SamplingParams,
 )
-from headrace.models.runner import RowInput, Runner
-from tests.unit.models.engine_run import WAIT_S, EngineRun
+from tests.unit.models.engine_run import WAIT_S, EngineRun, MakeRunner
+from tests.unit.models.runners import POISON_ID, NotANumberRunner, PoisonedRunner, StepwiseRunner
 
 MakeEngine = Callable[..., EngineRun]
 Generate = Callable[[list[int], int], list[int]]
@@ -37,7 +35,6 @@ SAMPLED = SamplingParams(
 )
 NUM_TOKENS = 24
 EOS_ID = 2
-POISON_ID = 500
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:
@@ -67,52 +64,6 @@ def request(
         priority=priority,
         deadline_s=deadline_s,
     )
-
-
-class PoisonedRunner:
-    """Fails whenever a row with the poison token is in the batch, as long as it is armed."""
-
-    def __init__(self, loaded: LoadedModel, error: Exception) -> None:
-        self._runner = Runner(loaded.model, loaded.layout)
-        self._error = error
-
-    @property
-    def layout(self) -> KVLayout:
-        return self._runner.layout
-
-    def run(self, rows: Sequence[RowInput]) -> torch.Tensor:
-        if any(POISON_ID in row.token_ids for row in rows):
-            raise self._error
-        return self._runner.run(rows)
-
-
-class NotANumberRunner(PoisonedRunner):
-    """Gives NaN logits to rows with the poison token, and only to these."""
-
-    def run(self, rows: Sequence[RowInput]) -> torch.Tensor:
-        logits = self._runner.run(rows).clone()
-        wanted = [row for row in rows if row.needs_logits]
-        for index, row in enumerate(wanted):
-            if POISON_ID in row.token_ids:
-                logits[index, 7] = float("nan")
-        return logits
-
-
-class StepwiseRunner(PoisonedRunner):
-    """Runs a step only when the test allows it."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        super().__init__(loaded, RuntimeError())
-        self.batches: queue.Queue[int] = queue.Queue()
-        self._permits: queue.Queue[None] = queue.Queue()
-
-    def allow(self) -> None:
-        self._permits.put(None)
-
-    def run(self, rows: Sequence[RowInput]) -> torch.Tensor:
-        self.batches.put(len(rows))
-        self._permits.get(timeout=WAIT_S)
-        return self._runner.run(rows)
 
 
 @pytest.mark.parametrize("prompt_ids", PROMPTS, ids=len)
@@ -252,9 +203,11 @@ def test_the_window_ends_a_generation(make_engine: MakeEngine, tiny_model: Loade
     assert (len(answer.token_ids), answer.finish_reason) == (4, FinishReason.LENGTH)
 
 
-def test_cancel_running(make_engine: MakeEngine, tiny_model: LoadedModel) -> None:
+def test_cancel_running(
+    make_engine: MakeEngine, make_runner: MakeRunner, tiny_model: LoadedModel
+) -> None:
     """A cancelled generation ends at the next step boundary; its neighbour does not notice."""
-    runner = StepwiseRunner(tiny_model)
+    runner = StepwiseRunner(make_runner(tiny_model))
     run = make_engine(runner=runner)
     run.add(request("a", PROMPTS[0]), request("b", PROMPTS[1], max_tokens=4))
     runner.allow()
@@ -282,10 +235,10 @@ def test_cancel_waiting(make_engine: MakeEngine) -> None:
 
 
 def test_abort_is_silent_and_frees_the_key(
-    make_engine: MakeEngine, tiny_model: LoadedModel
+    make_engine: MakeEngine, make_runner: MakeRunner, tiny_model: LoadedModel
 ) -> None:
     """After an abort nothing comes, not even what the step that runs gives; the key is free."""
-    runner = StepwiseRunner(tiny_model)
+    runner = StepwiseRunner(make_runner(tiny_model))
     run = make_engine(runner=runner)
     run.add(request("a", PROMPTS[0]))
     runner.batches.get(timeout=WAIT_S)
@@ -300,10 +253,10 @@ def test_abort_is_silent_and_frees_the_key(
 
 
 def test_first_step_of_an_idle_engine_is_a_batch(
-    make_engine: MakeEngine, tiny_model: LoadedModel
+    make_engine: MakeEngine, make_runner: MakeRunner, tiny_model: LoadedModel
 ) -> None:
     """Requests that come one after the other within the window begin together."""
-    runner = StepwiseRunner(tiny_model)
+    runner = StepwiseRunner(make_runner(tiny_model))
     run = make_engine(runner=runner, max_batch_size=3, batch_window_ms=WAIT_S * 1000)
     run.add(*(request(str(i), PROMPTS[0], max_tokens=1) for i in range(3)))
     assert runner.batches.get(timeout=WAIT_S) == 3
@@ -349,11 +302,12 @@ def test_a_failing_row_fails_alone(
     error: Exception,
     code: EngineErrorCode,
     make_engine: MakeEngine,
+    make_runner: MakeRunner,
     tiny_model: LoadedModel,
     reference_greedy: Generate,
 ) -> None:
     """A row that makes every batch fail gets the error; the others' tokens do not change."""
-    run = make_engine(runner=PoisonedRunner(tiny_model, error))
+    run = make_engine(runner=PoisonedRunner(make_runner(tiny_model), error))
     healthy = PROMPTS[:5]
     run.add(*(request(str(i), ids) for i, ids in enumerate(healthy)))
     run.add(request("poison", [5, POISON_ID, 6]))
@@ -367,10 +321,13 @@ def test_a_failing_row_fails_alone(
 
 
 def test_a_row_with_nan_fails_alone(
-    make_engine: MakeEngine, tiny_model: LoadedModel, reference_greedy: Generate
+    make_engine: MakeEngine,
+    make_runner: MakeRunner,
+    tiny_model: LoadedModel,
+    reference_greedy: Generate,
 ) -> None:
     """NaN logits give one numerical error and change no neighbour."""
-    run = make_engine(runner=NotANumberRunner(tiny_model, RuntimeError()))
+    run = make_engine(runner=NotANumberRunner(make_runner(tiny_model)))
     answers = run.run(request("poison", [5, POISON_ID]), request("a", PROMPTS[1]))
     failure = answers["poison"].error
     assert failure is not None
@@ -378,12 +335,11 @@ def test_a_row_with_nan_fails_alone(
     assert reference_greedy(PROMPTS[1], NUM_TOKENS) == answers["a"].token_ids
 
 
-def test_what_can_never_fit_is_refused(make_engine: MakeEngine, tiny_model: LoadedModel) -> None:
+def test_what_can_never_fit_is_refused(make_engine: MakeEngine) -> None:
     """A request larger than the whole KV pool gets out_of_memory; a small one beside it runs."""
-    pool_bytes = 60 * tiny_model.layout.bytes_per_token
-    run = make_engine(kv_pool_bytes=pool_bytes)
+    run = make_engine(num_blocks=2)
     answers = run.run(
-        request("large", PROMPTS[1], max_tokens=30), request("small", PROMPTS[0], max_tokens=5)
+        request("large", PROMPTS[1], max_tokens=26), request("small", PROMPTS[0], max_tokens=5)
     )
     failure = answers["large"].error
     assert failure is not None

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma2Config,
     GenerationConfig,
     GPT2Config,
@@ -19,11 +20,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from headrace.models import loading
 from headrace.models.attention import UnsupportedModelError
-from headrace.models.loading import ModelLoadError, load_model
+from headrace.models.loading import LoadedModel, ModelLoadError, load_model
+from headrace.models.native import build
 from headrace.models.request import EngineRequest, SamplingParams
 from tests.tiny_model import make_tiny_model, make_tiny_tokenizer
-from tests.unit.models.engine_run import EngineRun
+from tests.unit.models.engine_run import EngineRun, make_torch_runner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -75,7 +78,8 @@ def test_other_architectures_equal_generate(name: str, tmp_path: Path) -> None:
     """Windows, chunked prefill and batches on models that are no Llama: generate's tokens."""
     folder = save_model(MODELS[name](), tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
-    run = EngineRun(load_model(folder, dtype="float32"), max_batch_tokens=11)
+    loaded = load_model(folder, dtype="float32")
+    run = EngineRun(loaded, make_torch_runner(loaded), max_batch_tokens=11)
     prompts = [LONG_PROMPT, LONG_PROMPT[:3], LONG_PROMPT[5:14]]
     greedy = SamplingParams(temperature=0, ignore_eos=True)
     answers = run.run(
@@ -154,18 +158,66 @@ def test_a_device_that_is_not_here_is_refused(device: str, tiny_model_dir: Path)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype_is_the_one_asked_for(dtype: Any, tiny_model_dir: Path) -> None:
-    """Weights and KV cache have it; the KV cache of 2 layers, 2 heads of 16 is sized by it."""
-    loaded = load_model(tiny_model_dir, dtype=dtype)
+    """Weights and KV cache have it; the KV cache of 2 layers, 2 heads of 32 is sized by it."""
+    loaded = load_model(tiny_model_dir, dtype=dtype, native=False)
     expected = getattr(torch, dtype)
     assert (loaded.model.dtype, loaded.layout.dtype) == (expected, expected)
-    assert loaded.layout.bytes_per_token == 2 * 2 * 2 * 16 * expected.itemsize
+    assert loaded.layout.bytes_per_token == 2 * 2 * 2 * 32 * expected.itemsize
 
 
 def test_what_is_known_of_a_model(tiny_model_dir: Path) -> None:
     """Window, vocabulary and end tokens come from its configuration; auto keeps float32."""
     loaded = load_model(tiny_model_dir)
     assert (loaded.max_model_len, loaded.vocab_size, loaded.eos_ids) == (512, 512, frozenset({2}))
-    assert loaded.model.dtype == torch.float32
+    assert dtype_of(loaded) == torch.float32
+
+
+def dtype_of(loaded: LoadedModel) -> torch.dtype:
+    """Wherever its weights are."""
+    dtype: torch.dtype = loaded.decoder.shape.dtype if loaded.decoder else loaded.model.dtype
+    return dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_native_decoder_takes_the_weights(dtype: Any, tiny_model_dir: Path) -> None:
+    """They are not kept twice."""
+    loaded = load_model(tiny_model_dir, dtype=dtype)
+    assert loaded.model is None
+    assert dtype_of(loaded) == getattr(torch, dtype)
+
+
+def test_int8_is_another_model(tiny_model_dir: Path) -> None:
+    """With other tokens, so another fingerprint; where it cannot be had, that is an error."""
+    loaded = load_model(tiny_model_dir, quantize="int8")
+    assert loaded.decoder is not None
+    assert loaded.decoder.shape.int8_weights
+    assert loaded.fingerprint != load_model(tiny_model_dir).fingerprint
+    with pytest.raises(UnsupportedModelError, match="int8"):
+        load_model(tiny_model_dir, quantize="int8", native=False)
+
+
+def test_without_a_compiler_transformers_runs_the_steps(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log says why it is slow."""
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    loaded = load_model(tiny_model_dir)
+    assert loaded.decoder is None
+    assert dtype_of(loaded) == torch.float32
+    assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_auto_keeps_bfloat16_where_it_is_fast_and_exact(
+    is_fast: bool, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On other processors, and in transformers' own steps, it is float32."""
+    monkeypatch.setattr(loading, "has_fast_bfloat16", lambda: is_fast)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(tmp_path)
+    assert dtype_of(load_model(tmp_path)) == (torch.bfloat16 if is_fast else torch.float32)
+    assert dtype_of(load_model(tmp_path, native=False)) == torch.float32
 
 
 def test_the_window_ends_where_the_rotary_frequencies_would_switch(tmp_path: Path) -> None:

@@ -176,6 +176,26 @@ PATHS: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "json_schema is needed with type 'json_schema', and only then",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": True}}},
+        "response_format.json_schema.schema",
+        "must be an object, not true",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}},
+        "response_format.json_schema.strict",
+        "must be true or false, not 1",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"enum": list(range(1_001))}},
+            }
+        },
+        "response_format.json_schema.schema",
+        "may list at most 1000 things in one place",
+    ),
 ]
 
 
@@ -264,6 +284,17 @@ def test_response_format_kinds() -> None:
     found = decode({"response_format": wanted}).response_format.json_schema
     assert found is not None
     assert found.schema_ == {"type": "object"}
+
+
+def test_the_schema_of_an_answer_is_kept_as_it_came() -> None:
+    """The order of its properties is the order in which they are written; null is a value there."""
+    schema = {"properties": {"b": {"const": None}, "a": {"type": "number", "minimum": 0.5}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "strict": None, "schema": schema}}
+    text = '{"properties":{"b":{"const":null},"a":{"type":"number","minimum":0.5}}}'
+    assert decode({"response_format": wanted}).response_format.schema_text == text
+    anything = decode({"response_format": {"type": "json_object"}}).response_format
+    assert anything.schema_text == '{"type":"object"}'
+    assert decode({}).response_format.schema_text is None
 
 
 def test_a_path_is_bounded() -> None:

@@ -6,10 +6,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import orjson
 
+from headrace.models.constraints import GrammarCompiler
 from headrace.models.request import EngineError, EngineOutput, EngineRequest, FinishReason
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.reply import is_last
@@ -35,6 +37,7 @@ from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Call, Scripts
 from headrace.streams.session_store import ChatMessage, SessionRecord, SessionStore
 from tests.fakes import ByteStream, Changes
+from tests.tiny_model import VOCAB_SIZE, make_tiny_tokenizer
 
 PARTITION = 3
 PLACE = Place("requests", PARTITION)
@@ -385,6 +388,12 @@ class PlainEncoder:
         return list(messages), self.encode_messages(messages)[:limit_tokens]
 
 
+@cache
+def grammars() -> GrammarCompiler:
+    """A real one; what it compiles for is of no account to an engine that runs nothing."""
+    return GrammarCompiler(make_tiny_tokenizer(), vocab_size=VOCAB_SIZE, eos_ids={0})
+
+
 class Pipeline:
     """Intake to commit."""
 
@@ -410,7 +419,8 @@ class Pipeline:
             on_cancel=self.deliveries.on_cancel,
             on_fenced=self.deliveries.on_fenced,
         )
-        model = ServedModel("tiny", frozenset({"tiny"}), "fp-1", 10_000, 300, 1_000, PlainEncoder())
+        aliases, encoder = frozenset({"tiny"}), PlainEncoder()
+        model = ServedModel("tiny", aliases, "fp-1", 10_000, 300, 1_000, encoder, grammars())
         self.parts = Parts(
             self.engine,
             model,

@@ -195,6 +195,35 @@ async def test_a_refused_request_does_not_touch_its_neighbours() -> None:
         assert p.publisher.dead == []
 
 
+async def test_a_schema_that_cannot_be_followed_is_refused_alone() -> None:
+    """It never reaches the engine; the turn behind it goes on."""
+    async with pipeline() as p:
+        bad = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
+        await p.send("r1", response_format=bad)
+        await p.send("r2", "two", response_format={"type": "json_object"})
+        await p.say("r2", "{}", finish=True)
+        await p.finished("r2")
+        error = p.publisher.of("r1")[0]["error"]
+        assert error["code"] == "invalid_value"
+        assert error["param"] == "response_format.json_schema.schema"
+        assert error["message"] == "this schema cannot be followed: Invalid type: thing"
+        assert [request.grammar is not None for request in p.engine.added] == [True]
+        assert p.publisher.dead == []
+
+
+async def test_the_next_owner_holds_an_answer_to_its_form_too() -> None:
+    """The journal has the tokens, the request has the schema."""
+    async with pipeline() as p:
+        record = p.record("r1", response_format={"type": "json_object"})
+        await p.journal.claim(decode_request(record), token=1, may_create=True)
+        p.journal.of("r1").entry = JournalEntry(7, start(), list(b'{"'), [2])
+        await p.take(record)
+        await p.say("r1", 'a":1}', finish=True)
+        await p.finished("r1")
+        (request,) = p.engine.added
+        assert (request.grammar is not None, bytes(request.generated_ids)) == (True, b'{"')
+
+
 async def test_an_exception_in_preparation_fails_that_request_only() -> None:
     """Contract §5: internal_error and the dead-letter topic; the worker goes on."""
     async with pipeline() as p:

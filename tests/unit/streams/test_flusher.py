@@ -1,14 +1,20 @@
 """Journal before publish: what is written, held back and shown for any answer of the journal."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import orjson
 import pytest
 
 from headrace.schemas.request import Record, decode_request
-from headrace.streams.flusher import Flusher
-from headrace.streams.generation import Flush, Generation, Standing
+from headrace.streams.flusher import (
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    Flusher,
+    flush_interval_s,
+)
+from headrace.streams.generation import Ending, Flush, Generation, Standing
 from headrace.streams.journal import FlushResult
 from tests.unit.streams.pipeline import MemoryJournal, Pipeline, pipeline
 
@@ -256,6 +262,93 @@ async def test_a_new_owner_publishes_what_was_not_acknowledged() -> None:
         p.flusher.touch(generation)
         await p.settle()
         assert p.text("r1") == "a"
+
+
+@asynccontextmanager
+async def gathering(p: Pipeline) -> AsyncIterator[Flusher]:
+    """A flusher whose second round does not come during the test."""
+    flusher = Flusher(
+        p.journal,
+        p.redis,
+        p.publisher,
+        p.ownership,
+        p.lease,
+        on_cancel=lambda _: None,
+        on_fenced=lambda _: None,
+        interval_s=lambda num_generations: 1e6,
+    )
+    flushing = asyncio.create_task(flusher.run())
+    try:
+        await flusher.tick()  # the first round
+        yield flusher
+    finally:
+        flushing.cancel()
+        await asyncio.wait([flushing])
+
+
+async def test_a_first_chunk_does_not_wait_for_the_round() -> None:
+    """What follows it does: a chunk costs the same for one token as for ten."""
+    async with pipeline() as p, gathering(p) as flusher:
+        generation = await claimed(p)
+        for text in ("ab", "cd", "ef"):
+            generation.extend(list(text.encode()), text)
+            flusher.touch(generation)
+            await p.settle()
+        assert p.text("r1") == "ab"
+        await flusher.tick()
+        assert p.text("r1") == "abcdef"
+        assert len(p.publisher.log) == 2
+
+
+async def test_an_ending_does_not_wait_for_the_round() -> None:
+    """It takes along what was gathered, and leaves what others gathered."""
+    async with pipeline() as p, gathering(p) as flusher:
+        generations = [await claimed(p, name) for name in ("r1", "r2")]
+        for text in ("ab", "cd"):
+            for generation in generations:
+                generation.extend(list(text.encode()), text)
+                flusher.touch(generation)
+            await p.settle()
+        generations[0].end(Ending(finish_reason="stop"))
+        flusher.touch(generations[0])
+        await p.settle()
+        assert (p.text("r1"), p.text("r2")) == ("abcd", "ab")
+        assert not flusher.is_idle
+
+
+async def test_what_an_earlier_owner_journaled_does_not_wait_for_the_round() -> None:
+    """A reader has been waiting for it since that owner died."""
+    async with pipeline() as p, gathering(p) as flusher:
+        generation = await claimed(p)
+        generation.extend([97], "a")
+        flush = generation.next_flush()
+        assert flush is not None
+        generation.flushed(flush)
+        flusher.touch(generation)
+        await p.settle()
+        assert p.text("r1") == "a"
+
+
+async def test_one_round_flushes_what_all_have_gathered() -> None:
+    """In one call of the journal."""
+    async with pipeline() as p, gathering(p) as flusher:
+        generations = [await claimed(p, name) for name in ("r1", "r2", "r3")]
+        for text in ("ab", "cd"):
+            for generation in generations:
+                generation.extend(list(text.encode()), text)
+                flusher.touch(generation)
+            await p.settle()
+        await flusher.tick()
+        assert flusher.is_idle
+        assert [what for what, _ in p.calls[-6:]] == ["flush"] * 3 + ["publish"] * 3
+
+
+def test_the_interval_grows_with_the_streams_and_is_bounded() -> None:
+    """Short for a few, and never so long that a reader sees it."""
+    intervals = [flush_interval_s(number) for number in range(200)]
+    assert intervals == sorted(intervals)
+    assert intervals[0] == MIN_INTERVAL_S
+    assert intervals[-1] == MAX_INTERVAL_S
 
 
 def test_records_of_these_tests_are_requests() -> None:

@@ -211,18 +211,31 @@ async def test_a_partition_lost_while_redis_does_not_answer_leaves_nothing_behin
         await nothing_is_left(p)
 
 
-async def test_an_intake_that_is_cancelled_while_it_claims_gives_everything_back() -> None:
-    """The agent ends in the middle of a record."""
+async def test_a_record_does_not_wait_for_the_claim_of_the_one_before() -> None:
+    """64 requests that came together were claimed one round trip after another."""
     async with pipeline() as p:
         p.redis.answering.clear()
-        taking = asyncio.create_task(p.send("r1"))
-        await p.settle()
-        taking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await taking
+        names = [f"r{number}" for number in range(4)]
+        async with asyncio.timeout(1):
+            for name in names:
+                await p.send(name, session=name)
         p.redis.answering.set()
-        p.lose_partitions()
-        await nothing_is_left(p)
+        for name in names:
+            await p.started(name)
+        assert names == [about for what, about in p.calls if what == "claim"]
+
+
+async def test_of_two_records_with_one_id_the_first_counts_while_its_claim_is_asked() -> None:
+    """The second is read before Redis has answered for the first."""
+    async with pipeline() as p:
+        p.redis.answering.clear()
+        await p.send("r1", "first")
+        await p.send("r1", "second")
+        p.redis.answering.set()
+        await p.changes.until(lambda: p.engine.added)
+        await p.settle()
+        assert [list(b"first")] == [one.prompt_ids for one in p.engine.added]
+        assert p.metrics.registry.get_sample_value("headrace_request_duplicates_total") == 1
 
 
 async def test_a_drain_that_begins_while_a_record_is_claimed_does_not_start_it() -> None:

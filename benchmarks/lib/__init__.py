@@ -1,0 +1,1 @@
+"""What the benchmarks share: workloads, measured engines in processes of their own, tables."""
