@@ -116,7 +116,7 @@ void query_times_keys(const typename E::T* query, int num_rows, const typename E
                       float* scores) {
 #if defined(__AMX_BF16__)
   if constexpr (E::kIsBf16) {
-    tiles_times_pair<false, kNothing>(query, Plain<E>{keys}, dim, scores, kSpan);
+    tiles_times_pair<false>(query, Plain<E>{keys}, dim, scores, kSpan);
     return;
   }
 #endif

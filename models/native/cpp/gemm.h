@@ -52,6 +52,7 @@ struct Plain {
   const typename E::T* pair;
 
   inline const typename E::T* at(int depth) const { return pair + depth * kPanelPair * kDepth; }
+  inline const typename E::T* next(int k) const { return pair + kPanelPair * k; }
 };
 
 // A pair of bytes, widened to numbers of the model's type (which hold each of them exactly) a few
@@ -73,6 +74,7 @@ struct Widened {
     }
     return to;
   }
+  inline const typename E::T* next(int) const { return parts; }  // it pages in for itself
 };
 
 // R rows x 32 outputs in vector registers: acc[r][panel]. `a` points to the first row in its tile.
@@ -164,10 +166,20 @@ inline void rows_times_pair(const typename E::T* a, int row, int num_rows, const
 
 #if defined(__AMX_BF16__)
 // 16 or 32 rows x 32 outputs; `out` has `ldo` floats a row.
-enum Prefetch { kNothing, kSoon, kNextPair };
+// Pages in the next panel pair from memory, some lines at each step of k.
+struct Ahead {
+  const uint16_t* at;
+  int lines;
 
-template <bool kTwo, Prefetch kPrefetch, class Source>
-inline void tiles_times_pair(const uint16_t* a, const Source& source, int k, float* out, int ldo) {
+  inline void step() {
+    for (int line = 0; line < lines; line++) _mm_prefetch(at + line * 32, _MM_HINT_T1);
+    at += lines * 32;
+  }
+};
+
+template <bool kTwo, class Source>
+inline void tiles_times_pair(const uint16_t* a, const Source& source, int k, float* out, int ldo,
+                             Ahead ahead = {nullptr, 0}) {
   const uint16_t* second = a + kTile * k;
   _tile_zero(0);
   _tile_zero(1);
@@ -177,11 +189,7 @@ inline void tiles_times_pair(const uint16_t* a, const Source& source, int k, flo
   }
   for (int depth = 0; depth < k / kDepth; depth++, a += 512, second += 512) {
     const uint16_t* pair = source.at(depth);
-    if (kPrefetch == kSoon)
-      for (int line = 0; line < 32; line++) _mm_prefetch(pair + 2048 + line * 32, _MM_HINT_T0);
-    if (kPrefetch == kNextPair)
-      for (int line = 0; line < 32; line++)
-        _mm_prefetch(pair + k * kPanelPair + line * 32, _MM_HINT_T1);
+    ahead.step();
     _tile_loadd(4, a, 64);
     _tile_loadd(6, pair, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -206,29 +214,29 @@ inline void tiles_times_pair(const uint16_t* a, const Source& source, int k, flo
 // `epilogue(row, out)` gets the 32 outputs of each row. `a` is in tiles, readable (holding
 // anything) up to a multiple of 16 rows; `k` is a multiple of 32.
 template <class E, class Source, class Epilogue>
-void times_pair(const typename E::T* a, int num_rows, const Source& pair, int k,
+void times_pair(const typename E::T* a, int num_rows, const Source& source, int k,
                 const Epilogue& epilogue) {
 #if defined(__AMX_BF16__)
   if constexpr (E::kIsBf16) {
     alignas(64) float out[2 * kTile * kPanelPair];
+    // The next pair's lines are asked for while all rows of this one are computed.
+    const int num_blocks = (num_rows + 2 * kTile - 1) / (2 * kTile);
+    Ahead ahead{source.next(k), std::max(1, 32 / num_blocks)};
     for (int row = 0; row < num_rows; row += 2 * kTile) {
       const int rows = std::min(num_rows - row, 2 * kTile);
       const uint16_t* tiles = a + tile_offset(row, 0, k);
-      if (rows <= kTile)
-        tiles_times_pair<false, kSoon>(tiles, pair, k, out, kPanelPair);
-      else if (row == 0)
-        tiles_times_pair<true, kSoon>(tiles, pair, k, out, kPanelPair);
-      else if (row == 2 * kTile)  // this pair is in the cache by now
-        tiles_times_pair<true, kNextPair>(tiles, pair, k, out, kPanelPair);
+      if (rows > kTile)
+        tiles_times_pair<true>(tiles, source, k, out, kPanelPair, ahead);
       else
-        tiles_times_pair<true, kNothing>(tiles, pair, k, out, kPanelPair);
+        tiles_times_pair<false>(tiles, source, k, out, kPanelPair, ahead);
+      ahead.at += ahead.lines * 32 * (k / kDepth);
       for (int r = 0; r < rows; r++) epilogue(row + r, out + r * kPanelPair);
     }
     return;
   }
 #endif
   for (int row = 0; row < num_rows; row += kMaxBlockRows)
-    rows_times_pair<E, kMaxBlockRows>(a, row, std::min(num_rows - row, kMaxBlockRows), pair, k,
+    rows_times_pair<E, kMaxBlockRows>(a, row, std::min(num_rows - row, kMaxBlockRows), source, k,
                                       epilogue);
 }
 
