@@ -48,11 +48,11 @@ $(VENV)/.ready-base:
 	@touch $@
 
 $(VENV)/.ready-local: $(VENV)/.ready-base pyproject.toml constraints.txt
-	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[local]"
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[local]"
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-base pyproject.toml constraints.txt
-	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[dev]"
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[dev]"
 	@touch $@
 
 chromium:

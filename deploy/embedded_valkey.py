@@ -79,7 +79,7 @@ class EmbeddedValkey:
             "appendonly": "no",
             "save": "60 1" if self._persist else "",
             "maxmemory": f"{self._maxmemory_mb}mb",
-            "maxmemory-policy": "volatile-lru",
+            "maxmemory-policy": "volatile-ttl",
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]
 

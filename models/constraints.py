@@ -128,9 +128,12 @@ class GrammarCompiler:
     def _compile(self, schema: str) -> Grammar:
         if any(_CONTROL_CHARACTER.search(text) for text in _strings(json.loads(schema))):
             raise GrammarError("it names a control character")
-        matcher = LLMatcher(
-            self._wrapped_tokenizer(), _definition(schema), log_level=0, limits=_LIMITS
-        )
+        tokenizer = self._wrapped_tokenizer()
+        try:
+            definition = _definition(schema)
+        except ValueError as problem:  # the library's reader of JSON is stricter than Python's
+            raise GrammarError(_reason(str(problem))) from problem
+        matcher = LLMatcher(tokenizer, definition, log_level=0, limits=_LIMITS)
         matcher.compute_bitmask()  # kept for all copies: 50 ms for an object of 1,000 properties
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))

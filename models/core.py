@@ -3,6 +3,7 @@
 All its methods are called by one thread, which the core does not know.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ from headrace.models.request import (
 )
 from headrace.models.scheduler import Chunk, Scheduler
 from headrace.models.step import StepExecutor, StepResult
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -98,16 +101,27 @@ class EngineCore:
     def _accept(self, chunk: Chunk[Generation], result: StepResult, now_s: float) -> None:
         generation = chunk.generation
         if isinstance(result, EngineError):
+            if self._starts_over(generation, result):
+                return
             self._emit(generation, generation.fail(result, now_s))
             return
         self._scheduler.commit(chunk)
         if result is not None:
             self._emit(generation, generation.accept(result, now_s))
 
+    def _starts_over(self, generation: Generation, error: EngineError) -> bool:
+        """Whether blocks that others computed may be the reason: then it is computed again."""
+        is_suspect = error.code is EngineErrorCode.NUMERICAL_ERROR
+        if not is_suspect or not self._scheduler.try_start_over(generation):
+            return False
+        logger.warning("logits that are not finite over reused KV blocks: computing them again")
+        return True
+
     def _emit(self, generation: Generation, output: EngineOutput) -> None:
         self._outputs.append((generation, output))
         if output.is_last:
-            self._forget(generation, failed=output.error is not None)
+            has_run = output.error is not None and output.error.code is not EngineErrorCode.EXPIRED
+            self._forget(generation, failed=has_run)
 
     def _forget(self, generation: Generation, *, failed: bool = False) -> None:
         self._scheduler.remove(generation.key, failed=failed)

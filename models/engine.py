@@ -108,6 +108,11 @@ class Engine(Protocol):
             that fills the window; EngineStoppedError.
         """
 
+    def expect(self, change: int) -> None:
+        """So many more requests (or fewer) are about to be added: an idle engine waits for them,
+        for at most its batch window, so that its first step is a batch.
+        """
+
     def cancel(self, key: str) -> None:
         """End a generation at the next step boundary, with the finish reason "cancelled"; unknown
         keys have no effect.
@@ -147,7 +152,7 @@ class TransformersEngine(Engine):
     `runner` computes the steps and owns the memory of the KV blocks; while the engine runs only its
     thread may call it. Without `prefix_caching` every prompt is computed as a whole.
 
-    Units: an idle engine waits `batch_window_ms` for more requests before its first step.
+    Units: an idle engine waits up to `batch_window_ms` for the requests that it expects.
     """
 
     def __init__(
@@ -257,6 +262,9 @@ class TransformersEngine(Engine):
             if not self._inbox.put(Command(Action.ADD, generation)):
                 raise EngineStoppedError
             self._live[request.key] = generation
+
+    def expect(self, change: int) -> None:
+        self._inbox.expect(change)
 
     def cancel(self, key: str) -> None:
         with self._lock:

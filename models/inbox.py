@@ -42,8 +42,8 @@ class Inbox:
 
     Exports have a queue of their own, which stays open until the taker has ended: `take_exports`.
 
-    Units: the first request after an idle time is held for up to `window_s`, or until there are
-        `full_batch` requests, so that the first step is a batch.
+    Units: the first request after an idle time is held for up to `window_s` while others are
+        expected, or until there are `full_batch` requests, so that the first step is a batch.
     """
 
     def __init__(self, *, window_s: float, full_batch: int) -> None:
@@ -51,7 +51,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._exports: list[Export] = []
-        self._num_adds = 0
+        self._num_adds = self._num_expected = 0
         self._closed = False
         self._takes_exports = True
 
@@ -69,6 +69,12 @@ class Inbox:
             self._num_adds += command.action is Action.ADD
             self._changed.notify()
             return True
+
+    def expect(self, change: int) -> None:
+        """So many more requests (or fewer) are about to be put."""
+        with self._changed:
+            self._num_expected += change
+            self._changed.notify()
 
     def put_export(self, export: Export) -> bool:
         """Queue an export; False once the taker has ended."""
@@ -107,6 +113,6 @@ class Inbox:
 
     def _wait_for_batch(self) -> None:
         deadline_s = time.monotonic() + self._window_s
-        while not self._closed and 0 < self._num_adds < self._full_batch:
+        while not self._closed and 0 < self._num_adds < self._full_batch and self._num_expected > 0:
             if self._exports or not self._changed.wait(deadline_s - time.monotonic()):
                 return

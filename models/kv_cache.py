@@ -70,17 +70,20 @@ class BlockMemory:
     """The keys and values of all blocks; allocated and written once at the start, so that the
     process grows no further.
 
+    Beside the blocks that `pool_bytes` hold there is `scratch_block`, which belongs to nobody:
+    padding is written there and read from there.
     Shapes: per layer (slots, heads, dim).
 
     Raises: KVPoolError if `pool_bytes` hold no block, or the device has not so much memory.
     """
 
     def __init__(self, layout: KVLayout, pool_bytes: int) -> None:
-        self.kv_format = layout.kv_format
+        self.kv_format, self._device = layout.kv_format, layout.device
         self.num_blocks = pool_bytes // self.kv_format.block_bytes
         if self.num_blocks < 1:
             raise KVPoolError(pool_bytes, f"one block takes {self.kv_format.block_bytes} bytes")
-        num_slots = self.num_blocks * BLOCK_TOKENS
+        self.scratch_block = self.num_blocks
+        num_slots = (self.num_blocks + 1) * BLOCK_TOKENS
 
         def pool(num_heads: int, dim: int) -> torch.Tensor:
             shape = (num_slots, num_heads, dim)
@@ -115,7 +118,7 @@ class BlockMemory:
             raise ValueError(
                 f"a KV block has {self.kv_format.block_bytes} bytes, this one {len(data)}"
             )
-        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
         start, offset = block_id * BLOCK_TOKENS, 0
         for layer in self.layers.values():
             for pool in layer:

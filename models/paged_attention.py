@@ -1,154 +1,46 @@
-"""Attention of a step's rows over their KV blocks, in plain torch operations.
+"""The attention step of a batch: where its rows' tokens lie in the KV memory, and which rows are
+attended to together.
 
-Rows with one new token (decoding ones) are gathered in groups of similar length and attended to
-together; each row with more (prefill) by itself. What lies in a block behind a row's last token may
-be anything, NaN too: it is never gathered, since a masked NaN value still gives NaN.
+Rows with one new token (decoding ones) form groups of similar length; rows with more (prefill) each
+stand alone, or all in one call where the device has a kernel for that.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from headrace.models.attention import AttentionOptions
+from headrace.models.attention import AttentionOptions, AttentionStep
+from headrace.models.attention_parts import (
+    DecodeGroup,
+    PackedPrefill,
+    Part,
+    PrefillRow,
+    VarlenAttention,
+    slots_at,
+)
 from headrace.models.batch import BLOCK_TOKENS, RowInput
 from headrace.models.kv_cache import BlockMemory
+from headrace.models.staging import Staging
 
 MIN_GROUP_FILL = 0.75
 """A decoding row shorter than this part of its group's longest begins the next group: padding then
 costs a quarter at most, and rows of 1 to 4,000 tokens make some 20 groups."""
 
 
-def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor on the device; the copy to an accelerator does not wait for what runs there."""
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+class PagedStep(AttentionStep):
+    """One step: writes the new keys and values, and attends to all of each row's.
 
-
-@dataclass(slots=True)
-class PrefillRow:
-    """One row with several new tokens: [start, start + num_tokens) of its sequence, from `offset`
-    on in the packed one.
+    Shapes: `new_slots` (tokens,). `parts` come with their places in the packed sequence.
     """
 
-    offset: int
-    start: int
-    num_tokens: int
-    slots: torch.Tensor
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-
-    def attend(
+    def __init__(
         self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """Shapes: query (tokens, heads, dim); returns (tokens, heads, value dim)."""
-        window = options.window_tokens
-        is_causal = self.start == 0 and (window is None or self.num_tokens <= window)
-        attended = scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys.index_select(0, self.slots).transpose(0, 1)[None],
-            values.index_select(0, self.slots).transpose(0, 1)[None],
-            attn_mask=None if is_causal else self._mask(window),
-            is_causal=is_causal,
-            scale=options.scale,
-            enable_gqa=query.shape[1] != keys.shape[1],
-        )
-        return attended[0].transpose(0, 1)
-
-    def _mask(self, window_tokens: int | None) -> torch.Tensor:
-        """Which token each new one sees. Shapes: (new tokens, all tokens) bool."""
-        mask = self.masks.get(window_tokens)
-        if mask is None:
-            end, device = self.start + self.num_tokens, self.slots.device
-            query_positions = torch.arange(self.start, end, device=device)[:, None]
-            key_positions = torch.arange(end, device=device)[None, :]
-            mask = key_positions <= query_positions
-            if window_tokens is not None:
-                mask &= key_positions > query_positions - window_tokens
-            self.masks[window_tokens] = mask
-        return mask
-
-
-@dataclass(slots=True)
-class DecodeGroup:
-    """Rows with one new token each, padded to the longest.
-
-    Shapes: `offsets` (rows,) are their places in the packed sequence, `slots` (rows, longest),
-    `lengths` (rows, 1).
-    """
-
-    offsets: torch.Tensor
-    slots: torch.Tensor
-    lengths: torch.Tensor
-    is_even: bool
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """The query heads that share a KV head become the "tokens" of it, so no key is repeated.
-
-        Shapes: query (rows, heads, dim); returns (rows, heads, value dim).
-        """
-        num_rows, num_heads, head_dim = query.shape
-        num_kv_heads = keys.shape[1]
-        attended = scaled_dot_product_attention(
-            query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim),
-            self._gather(keys),
-            self._gather(values),
-            attn_mask=self._mask(options.window_tokens),
-            scale=options.scale,
-        )
-        return attended.reshape(num_rows, num_heads, values.shape[2])
-
-    def _gather(self, pool: torch.Tensor) -> torch.Tensor:
-        """Shapes: pool (slots, heads, dim); returns (rows, heads, longest, dim)."""
-        gathered = pool.index_select(0, self.slots.flatten())
-        return gathered.view(*self.slots.shape, *pool.shape[1:]).transpose(1, 2)
-
-    def _mask(self, window_tokens: int | None) -> torch.Tensor | None:
-        """Which token each row's new one sees. Shapes: (rows, 1, 1, longest) bool."""
-        if window_tokens not in self.masks:
-            longest = self.slots.shape[1]
-            positions = torch.arange(longest, device=self.slots.device)[None, :]
-            mask = positions < self.lengths
-            if window_tokens is not None:
-                mask &= positions >= self.lengths - window_tokens
-            sees_all = self.is_even and (window_tokens is None or longest <= window_tokens)
-            self.masks[window_tokens] = None if sees_all else mask[:, None, None, :]
-        return self.masks[window_tokens]
-
-
-class PagedStep:
-    """One step over real rows: writes their new keys and values and attends to all of them."""
-
-    def __init__(self, memory: BlockMemory, rows: Sequence[RowInput], device: torch.device) -> None:
-        self._memory = memory
-        self._prefills: list[PrefillRow] = []
-        decodes: list[tuple[int, RowInput]] = []
-        offset = 0
-        new_slots: list[int] = []
-        for row in rows:
-            num_tokens = len(row.token_ids)
-            new_slots += _new_slots(row)
-            if num_tokens == 1:
-                decodes.append((offset, row))
-            else:
-                slots = upload(row.block_ids, torch.long, device)
-                slots = _slots_of(slots)[: row.start + num_tokens]
-                self._prefills.append(PrefillRow(offset, row.start, num_tokens, slots))
-            offset += num_tokens
-        self._new_slots = upload(new_slots, torch.long, device)
-        self._groups = [_decode_group(group, device) for group in _by_length(decodes)]
+        memory: BlockMemory,
+        new_slots: torch.Tensor,
+        parts: Sequence[tuple[slice | torch.Tensor, Part]],
+    ) -> None:
+        self._memory, self._new_slots, self._parts = memory, new_slots, parts
 
     def attend(
         self,
@@ -164,13 +56,49 @@ class PagedStep:
         values.index_copy_(0, self._new_slots, value[0].transpose(0, 1))
         queries = query[0].transpose(0, 1)
         output = query.new_empty((queries.shape[0], queries.shape[1], value.shape[3]))
-        for row in self._prefills:
-            place = slice(row.offset, row.offset + row.num_tokens)
-            output[place] = row.attend(queries[place], keys, values, options)
-        for group in self._groups:
-            attended = group.attend(queries.index_select(0, group.offsets), keys, values, options)
-            output.index_copy_(0, group.offsets, attended)
+        for places, part in self._parts:
+            if isinstance(places, slice):
+                output[places] = part.attend(queries[places], keys, values, options)
+            else:
+                attended = part.attend(queries.index_select(0, places), keys, values, options)
+                output.index_copy_(0, places, attended)
         return output[None]
+
+
+def paged_step(
+    memory: BlockMemory,
+    rows: Sequence[RowInput],
+    staging: Staging,
+    varlen: VarlenAttention | None = None,
+) -> PagedStep:
+    """The step of any rows; `varlen` attends to those with several new tokens, if it is there."""
+    offsets = list(accumulate((len(row.token_ids) for row in rows), initial=0))
+    placed = list(zip(offsets, rows, strict=False))
+    prefills = [(offset, row) for offset, row in placed if len(row.token_ids) > 1]
+    decodes = [(offset, row) for offset, row in placed if len(row.token_ids) == 1]
+    parts: list[tuple[slice | torch.Tensor, Part]] = []
+    if prefills and varlen is not None:
+        parts.append(_packed_prefill(prefills, staging, varlen))
+    elif prefills:
+        for (offset, row), slots in zip(prefills, _known_slots(prefills, staging), strict=True):
+            num_tokens = len(row.token_ids)
+            part = PrefillRow(row.start, num_tokens, slots)
+            parts.append((slice(offset, offset + num_tokens), part))
+    parts += [_decode_group(group, staging) for group in _by_length(decodes)]
+    (new_slots,) = staging.send([slot for row in rows for slot in _new_slots(row)])
+    return PagedStep(memory, new_slots, parts)
+
+
+def padded_decode_step(
+    memory: BlockMemory, tables: torch.Tensor, positions: torch.Tensor
+) -> PagedStep:
+    """The step of rows with one new token each, of which only the device knows how long they are.
+
+    Shapes: tables (rows, blocks) have room for each row's tokens, positions (rows,).
+    """
+    group = DecodeGroup(tables, positions, shortest=0, longest=tables.shape[1] * BLOCK_TOKENS)
+    new_slots = slots_at(tables, positions[:, None])[:, 0]
+    return PagedStep(memory, new_slots, [(slice(0, tables.shape[0]), group)])
 
 
 def _new_slots(row: RowInput) -> Iterator[int]:
@@ -179,10 +107,30 @@ def _new_slots(row: RowInput) -> Iterator[int]:
         yield row.block_ids[index] * BLOCK_TOKENS + place
 
 
-def _slots_of(block_ids: torch.Tensor) -> torch.Tensor:
-    """The slots of blocks, in order. Shapes: (..., blocks) to (..., blocks * BLOCK_TOKENS)."""
-    places = torch.arange(BLOCK_TOKENS, device=block_ids.device)
-    return (block_ids[..., None] * BLOCK_TOKENS + places).flatten(-2)
+def _known_slots(placed: list[tuple[int, RowInput]], staging: Staging) -> Iterator[torch.Tensor]:
+    """The slots of each row's tokens, the new ones included."""
+    tables = staging.send(*(row.block_ids for _, row in placed))
+    places = torch.arange(BLOCK_TOKENS, device=staging.device)
+    for table, (_, row) in zip(tables, placed, strict=True):
+        slots = (table[:, None] * BLOCK_TOKENS + places).flatten()
+        yield slots[: row.start + len(row.token_ids)]
+
+
+def _packed_prefill(
+    prefills: list[tuple[int, RowInput]], staging: Staging, varlen: VarlenAttention
+) -> tuple[torch.Tensor, PackedPrefill]:
+    num_queries = [len(row.token_ids) for _, row in prefills]
+    num_keys = [row.start + len(row.token_ids) for _, row in prefills]
+    slots = torch.cat(list(_known_slots(prefills, staging)))
+    places, query_ends, key_ends = staging.send(
+        [offset + i for offset, row in prefills for i in range(len(row.token_ids))],
+        list(accumulate(num_queries, initial=0)),
+        list(accumulate(num_keys, initial=0)),
+    )
+    part = PackedPrefill(
+        varlen, slots, query_ends.int(), key_ends.int(), max(num_queries), max(num_keys)
+    )
+    return places, part
 
 
 def _by_length(decodes: list[tuple[int, RowInput]]) -> Iterator[list[tuple[int, RowInput]]]:
@@ -199,20 +147,22 @@ def _by_length(decodes: list[tuple[int, RowInput]]) -> Iterator[list[tuple[int, 
         yield group
 
 
-def _decode_group(group: list[tuple[int, RowInput]], device: torch.device) -> DecodeGroup:
-    lengths = [row.start + 1 for _, row in group]
-    longest = lengths[0]
+def _decode_group(
+    group: list[tuple[int, RowInput]], staging: Staging
+) -> tuple[torch.Tensor, DecodeGroup]:
+    """Rows, the longest first."""
+    longest = group[0][1].start + 1
     num_blocks = -(-longest // BLOCK_TOKENS)
-    tables = [
-        [*row.block_ids[:num_blocks], *[row.block_ids[0]] * (num_blocks - len(row.block_ids))]
-        for _, row in group
-    ]
-    lengths_there = upload(lengths, torch.long, device)[:, None]
-    slots = _slots_of(upload(tables, torch.long, device))[:, :longest]
-    own = torch.arange(longest, device=device)[None, :] < lengths_there
-    return DecodeGroup(
-        offsets=upload([offset for offset, _ in group], torch.long, device),
-        slots=torch.where(own, slots, slots[:, :1]),  # padding is the row's own first token
-        lengths=lengths_there,
-        is_even=lengths[-1] == longest,
+    places, positions, tables = staging.send(
+        [offset for offset, _ in group],
+        [row.start for _, row in group],
+        [block_id for _, row in group for block_id in padded_table(row, num_blocks, 0)],
     )
+    shortest = group[-1][1].start + 1
+    return places, DecodeGroup(tables.view(-1, num_blocks), positions, shortest, longest)
+
+
+def padded_table(row: RowInput, num_blocks: int, padding: int) -> list[int]:
+    """The first `num_blocks` block ids of a row, padded; the padding is never looked at."""
+    table = list(row.block_ids[:num_blocks])
+    return table + [padding] * (num_blocks - len(table))

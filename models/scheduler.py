@@ -132,6 +132,20 @@ class Scheduler(Generic[S]):
                 self.pool.unregister(block_id)
         self._release_blocks(row)
 
+    def try_start_over(self, row: S) -> bool:
+        """Compute a running generation again from its first token, and let nobody reuse its blocks:
+        what it took over may be damaged. False, and nothing done, if it computed all of them
+        itself, or has started over before.
+        """
+        if not row.has_reused or row.started_over:
+            return False
+        row.started_over = True
+        row.cached_tokens = row.fetched_tokens = 0
+        for block_id in row.block_ids:
+            self.pool.unregister(block_id)
+        self._back_to_queue(row)
+        return True
+
     def plan(self) -> StepPlan[S]:
         """Choose the next step."""
         num_preemptions = self.num_preemptions
@@ -208,10 +222,13 @@ class Scheduler(Generic[S]):
         return True
 
     def _preempt(self, row: S) -> None:
+        self.num_preemptions += 1
+        self._back_to_queue(row)
+
+    def _back_to_queue(self, row: S) -> None:
         self._running.remove(row)
         self._release_blocks(row)
         row.num_preemptions += 1
-        self.num_preemptions += 1
         bisect.insort(self._waiting, row, key=_rank)
 
     def _release_blocks(self, row: S) -> None:
@@ -219,6 +236,7 @@ class Scheduler(Generic[S]):
             self.pool.release(block_id)
         row.block_ids.clear()
         row.num_computed = 0
+        row.has_reused = False
 
     # 2. admission
 
@@ -313,6 +331,7 @@ class Scheduler(Generic[S]):
         """The next block of the row need not be computed."""
         before = min(row.num_computed, row.num_prompt_tokens)
         row.num_computed += BLOCK_TOKENS
+        row.has_reused = True
         if row.num_preemptions:
             return
         num_tokens = min(row.num_computed, row.num_prompt_tokens) - before

@@ -15,7 +15,8 @@ class TokenSequence:
     `num_computed` tokens are in the blocks `block_ids`, which hold nothing while it waits; both are
     the scheduler's to change. `root_hash` begins the chain of its blocks' names; without one it
     takes no part in the prefix cache. `cached_tokens` of the prompt were not computed, of these
-    `fetched_tokens` came with it.
+    `fetched_tokens` came with it. `has_reused`: some of its blocks were computed by others;
+    `started_over`: those turned out to be of no use.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class TokenSequence:
         self.num_preemptions = 0
         self.cached_tokens = 0
         self.fetched_tokens = 0
+        self.has_reused = False
+        self.started_over = False
         self.has_root = root_hash is not None
         self._hashes = [] if root_hash is None else [root_hash]
         self._fetched = {block.hash: block for block in kv_blocks}

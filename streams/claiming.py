@@ -105,12 +105,9 @@ class Claimant:
             return
 
     def _may_go_unjournaled(self) -> bool:
-        assignment = self._ownership.get(self._partition)
         return (
             not self._scripts.available.is_set()
-            and assignment is not None
-            and assignment.end_offset is not None
-            and self._decoded.record.offset >= assignment.end_offset
+            and self._ownership.came_since(self._partition, self._decoded.record.offset)
             and self._lease.held(time.monotonic())
         )
 

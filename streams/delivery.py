@@ -12,7 +12,7 @@ import structlog
 
 from headrace.models.constraints import Grammar
 from headrace.models.engine import EngineStoppedError
-from headrace.models.request import EngineError, EngineErrorCode, EngineOutput, EngineRequest
+from headrace.models.request import EngineOutput, EngineRequest
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, UndecodableError
 from headrace.schemas.request import DecodedRequest
 from headrace.streams.claiming import POLL_INTERVAL_S, Claimant, Outcome
@@ -27,7 +27,14 @@ from headrace.streams.generation import (
 from headrace.streams.journal import Claim, ClaimKind, ConfirmResult
 from headrace.streams.parts import Parts
 from headrace.streams.prefix_reuse import PrefixReuse
-from headrace.streams.preparation import conversation_after, grammar_of, prepare, sampling_of
+from headrace.streams.preparation import (
+    conversation_after,
+    expired,
+    grammar_of,
+    prepare,
+    problem_of,
+    sampling_of,
+)
 from headrace.streams.session_store import SessionRecord
 from headrace.streams.stopwatch import Stopwatch
 
@@ -49,6 +56,7 @@ class Delivery:
         )
         self.generation: Generation | None = None
         self._stream: TextStream | None = None
+        self._is_expected = False
         self._in_engine = False
         self._fenced = False
         self._cancel_wanted = False
@@ -63,6 +71,7 @@ class Delivery:
         """
         try:
             while True:
+                self._expect(True)
                 outcome = await self._attempt()
                 if outcome is not Outcome.FENCED:
                     return outcome
@@ -72,7 +81,14 @@ class Delivery:
         except EngineStoppedError:
             return Outcome.NOT_OURS  # draining, or dead: the next owner goes on
         finally:
+            self._expect(False)
             self._drop()
+
+    def _expect(self, is_expected: bool) -> None:
+        """Whether the engine will soon have it, unless it is refused."""
+        if is_expected is not self._is_expected:
+            self._is_expected = is_expected
+            self._parts.engine.expect(1 if is_expected else -1)
 
     async def _attempt(self) -> Outcome:
         found = await self.claimant.settle()
@@ -88,6 +104,7 @@ class Delivery:
         session = await self._load_session(generation)
         if generation.ending is None:
             await self._start(generation, session)
+        self._expect(False)
         while await self._published(generation):
             await self._store_session(generation, session)
             outcome = await self._confirm(generation)
@@ -132,12 +149,14 @@ class Delivery:
 
     async def _wait_for_turn(self, generation: Generation) -> None:
         """Session order. A request that expires meanwhile is answered at once."""
+        self._expect(self._place.is_set())
         try:
             async with asyncio.timeout(self._remaining_s(generation)):
                 await self._place.wait()
         except TimeoutError:
-            self._end(generation, Ending(error=_expired()))
+            self._end(generation, Ending(error=expired()))
             await self._place.wait()
+        self._expect(True)
 
     def _remaining_s(self, generation: Generation) -> float | None:
         request = self.decoded.request
@@ -165,13 +184,14 @@ class Delivery:
                 raise self.decoded.error
             remaining_s = self._remaining_s(generation)
             if remaining_s == 0.0:
-                raise _expired()
+                raise expired()
             grammar = await self._grammar()
             if generation.start is None:
-                generation.start = await self._prepare(session)
-            request = self._engine_request(generation, remaining_s, grammar)
-            await self._reuse.fetch(request)
+                generation.begin(await self._prepare(session))
             if generation.ending is None:  # else: it was cancelled meanwhile
+                request = self._engine_request(generation, remaining_s, grammar)
+                await self._reuse.fetch(request)
+            if generation.ending is None:
                 self._parts.engine.add(request)
                 self._in_engine = True
         except EngineStoppedError:
@@ -243,7 +263,7 @@ class Delivery:
     def _ending_of(self, output: EngineOutput) -> Ending:
         timings = self._stopwatch.timings()
         if output.error is not None:
-            return Ending(error=_problem(output.error), timings=timings)
+            return Ending(error=problem_of(output.error), timings=timings)
         reason = output.finish_reason.value if output.finish_reason else None
         return Ending(reason, cached_tokens=output.cached_tokens, timings=timings)
 
@@ -328,13 +348,19 @@ class Delivery:
                     generation, record, read_version=read_version, token=self._token(generation)
                 )
             except UnavailableError:
-                if generation.standing is Standing.UNJOURNALED:
+                if self._may_finish_alone(generation):
                     token = self._token(generation)
                     self._parts.sessions.store_later(
                         generation, record, read_version=read_version, token=token
                     )
                     return "ok"
                 await self._parts.scripts.back()
+
+    def _may_finish_alone(self, generation: Generation) -> bool:
+        """Whether Redis need not be waited for: there is no journal that another could have."""
+        record = self.decoded.record
+        is_alone = self._parts.ownership.came_since(record.partition, record.offset)
+        return generation.has_no_journal and is_alone
 
     def _token(self, generation: Generation) -> int:
         """The newest token of this owner: a turn before this one may have been stored under it."""
@@ -350,7 +376,7 @@ class Delivery:
             try:
                 result = await self._parts.journal.confirm(generation)
             except UnavailableError:
-                if generation.standing is Standing.UNJOURNALED:
+                if self._may_finish_alone(generation):
                     return self._finished(generation)
                 await self._parts.scripts.back()
                 continue
@@ -358,7 +384,7 @@ class Delivery:
                 return self._finished(generation)
             if result is ConfirmResult.FENCED:
                 return Outcome.FENCED
-            if generation.standing is Standing.UNJOURNALED:
+            if generation.has_no_journal:
                 self._parts.flusher.touch(generation)  # adopts it, now that Redis is back
                 await asyncio.sleep(POLL_INTERVAL_S)
                 if self._fenced:
@@ -378,13 +404,3 @@ class Delivery:
             metrics.prompt_tokens.inc(len(generation.start.prompt_ids))
         metrics.e2e_latency.observe(max(0.0, time.time() - self.decoded.record.timestamp_ms / 1000))
         return Outcome.DELIVERED
-
-
-def _problem(error: EngineError) -> RequestError:
-    if error.code is EngineErrorCode.EXPIRED:
-        return _expired()
-    return RequestError(ErrorCode(error.code.value), error.message)
-
-
-def _expired() -> RequestError:
-    return RequestError(ErrorCode.EXPIRED, "not started within ttl_ms", "ttl_ms")

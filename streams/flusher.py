@@ -5,6 +5,7 @@ once an interval, which grows with their number (docs/decisions/007-windows-and-
 
 journaled    FLUSH  ok -> publish   absent -> larger attempt   fenced -> stop   away -> hold back
 unjournaled  Redis away and lease held -> publish   Redis back -> ADOPT
+adopting     ADOPT once more; ok -> publish   away -> hold back
 lost         ADOPT under a larger attempt -> publish
 """
 
@@ -26,8 +27,10 @@ RETRY_INTERVAL_S = 0.05
 CANCEL_POLL_INTERVAL_S = 0.5
 """How often the journals of generations that have nothing to flush are asked for a cancel."""
 
-MIN_INTERVAL_S, MAX_INTERVAL_S = 0.025, 0.090
-"""Between two chunks of a stream: 40 a second look continuous, and 11 still faster than reading."""
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.040, 0.100
+"""Between two chunks of a stream: 25 a second look continuous, and 10 are still faster than
+reading.
+"""
 
 INTERVAL_PER_GENERATION_S = 0.001
 
@@ -140,7 +143,7 @@ class Flusher:
         for generation in batch:
             if generation.standing is Standing.UNJOURNALED:
                 await self._flush_unjournaled(generation)
-            elif generation.standing is Standing.LOST and generation.key not in self._held:
+            elif generation.standing is not Standing.JOURNALED and generation.key not in self._held:
                 await self._adopt(generation)
 
     async def _flush_journaled(self, batch: list[Generation]) -> None:
@@ -175,16 +178,15 @@ class Flusher:
             self._hold(generation)
 
     async def _flush_unjournaled(self, generation: Generation) -> None:
-        flush = generation.next_flush()
-        if flush is not None:
-            generation.flushed(flush)  # fixes the chunk's end; published below, with permission
         if self._scripts.available.is_set():
             await self._adopt(generation)
-        elif self._leased(generation):
+            return
+        if self._leased(generation) and self._is_alone(generation):
+            flush = generation.next_flush()
+            if flush is not None:
+                generation.flushed(flush)  # fixes the chunk's end
             await self._publisher.publish(generation)
-            self._hold(generation)  # adopted as soon as Redis is back
-        else:
-            self._hold(generation)
+        self._hold(generation)  # adopted as soon as Redis is back
 
     async def lose_journal(self, generation: Generation) -> None:
         """The journal is gone: under the lease, go on under a larger attempt."""
@@ -202,14 +204,27 @@ class Flusher:
     async def _adopt(self, generation: Generation) -> None:
         if generation.key not in self._followed:
             return
+        if not self._scripts.available.is_set():
+            self._hold(generation)
+            return
         if generation.standing is Standing.LOST:
             entry = generation.restart(generation.token)
         else:
-            entry = generation.whole_entry()
-        leased = self._leased(generation)
-        result = await self._journal.adopt(generation, entry, may_create=leased)
+            entry = generation.adopt()
+        may_create = self._leased(generation)
+        if generation.standing is Standing.ADOPTING:
+            may_create &= self._is_alone(generation)
+        result = await self._journal.adopt(generation, entry, may_create=may_create)
         if result is FlushResult.FENCED:
             self._on_fenced(generation)
+            return
+        if (
+            result is FlushResult.ABSENT
+            and generation.standing is Standing.ADOPTING
+            and not self._is_alone(generation)
+        ):
+            # another owner may have been in between, and its journal be lost: a larger attempt
+            await self.lose_journal(generation)
             return
         if result not in (FlushResult.OK, FlushResult.CANCELLED):
             self._hold(generation)
@@ -227,6 +242,11 @@ class Flusher:
         (token,) = await self._journal.own([partition], least)
         self._ownership.renew(partition, token)
         return token
+
+    def _is_alone(self, generation: Generation) -> bool:
+        """Whether nobody else can have started it."""
+        record = generation.decoded.record
+        return self._ownership.came_since(record.partition, record.offset)
 
     def _leased(self, generation: Generation) -> bool:
         owned = self._ownership.owns(generation.decoded.record.partition)

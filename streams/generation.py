@@ -87,6 +87,10 @@ class Standing(Enum):
     """Redis is away and nobody else can have started it: published without asking,
     under the lease.
     """
+    ADOPTING = "adopting"
+    """It was unjournaled, and an ADOPT was sent. Until one is answered its journal may stand or
+    not: only what an ADOPT held is published, for the next owner would go on from there.
+    """
     LOST = "lost"
     """The journal is gone: nothing is published before it stands again under a larger attempt."""
 
@@ -119,6 +123,11 @@ class Generation:
         return request is None or request.stream
 
     @property
+    def has_no_journal(self) -> bool:
+        """Whether none is known to stand, because Redis was away when it began."""
+        return self.standing in (Standing.UNJOURNALED, Standing.ADOPTING)
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and answer so far."""
         return len(self.ids) + (len(self.start.prompt_ids) if self.start else 0)
@@ -143,6 +152,13 @@ class Generation:
         self._flushed_ids = len(self.ids)
         self._start_flushed = entry.start is not None
         self._ending_flushed = entry.ending is not None
+
+    def begin(self, start: Start) -> None:
+        """Settle prompt and seed. Not after its end, which may stand in the journal without them:
+        the last event must be the same from every owner.
+        """
+        if self.ending is None:
+            self.start = start
 
     def extend(self, token_ids: list[int], text: str) -> None:
         """step: the engine made more."""
@@ -204,10 +220,20 @@ class Generation:
         else:
             self._pending_text = text
         self.published = self.acknowledged = 0
-        return self.whole_entry()
+        return self._whole_entry()
 
-    def whole_entry(self) -> JournalEntry:
-        """Everything as one journal, for `ADOPT`."""
+    def adopt(self) -> JournalEntry:
+        """Redis is back: what the journal of an unjournaled generation must hold.
+
+        All that was made is in it, its chunks cut; nothing more is published before `adopted`.
+        """
+        flush = self.next_flush()
+        if flush is not None:
+            self.flushed(flush)
+        self.standing = Standing.ADOPTING
+        return self._whole_entry()
+
+    def _whole_entry(self) -> JournalEntry:
         return JournalEntry(
             attempt=self.attempt,
             start=self.start,

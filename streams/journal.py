@@ -139,6 +139,7 @@ class Journal:
             *encode_start(flush.start),
             encode_ending(flush.ending),
             self._ttl_ms,
+            generation.attempt,
         ]
         return Call(lua.FLUSH, [self._key(generation)], args)
 

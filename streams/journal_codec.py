@@ -66,8 +66,14 @@ def decode_ending(data: bytes) -> Ending:
 
 
 def decode_entry(fields: Mapping[bytes, bytes]) -> JournalEntry:
-    """A journal's hash as Redis returned it."""
+    """A journal's hash as Redis returned it.
+
+    Raises: ValueError and others for what this version did not write. Among it ids without their
+    start: what another seed would add to them is another text.
+    """
     start, ending = fields.get(b"start"), fields.get(b"ending")
+    if fields.get(b"ids") and not start:
+        raise ValueError("ids without the start that they came from")
     return JournalEntry(
         attempt=int(fields[b"attempt"]),
         start=decode_start(start, fields.get(b"prompt", b"")) if start else None,

@@ -16,12 +16,17 @@ return token
 CLAIM = """
 -- KEYS journal, early cancel; ARGV token, source, session, ttl_ms, may create ('1'),
 -- default id ('1')
-local found = redis.call('HMGET', KEYS[1], 'token', 'source')
+local found = redis.call('HMGET', KEYS[1], 'token', 'source', 'start', 'ending', 'done')
 if found[1] and found[2] ~= ARGV[2] and ARGV[6] ~= '1' then return {'duplicate'} end
 local recreated = found[1] and found[2] ~= ARGV[2]
 if found[1] and not recreated then
   if tonumber(found[1]) > tonumber(ARGV[1]) then return {'fenced'} end
   redis.call('HSET', KEYS[1], 'token', ARGV[1])
+  -- nothing of this attempt was ever published, but its owner may not have had the answer, and have
+  -- gone on without a journal under a larger one
+  if not (found[3] or found[4] or found[5]) then
+    redis.call('HSET', KEYS[1], 'attempt', ARGV[1])
+  end
 else
   if ARGV[5] ~= '1' then return {'absent'} end
   redis.call('DEL', KEYS[1])
@@ -39,19 +44,23 @@ return {'created', redis.call('HGETALL', KEYS[1])}
 
 FLUSH = """
 -- KEYS journal; ARGV token, source, ids kept, new ids, bounds kept, new bounds, confirmed, start,
--- prompt, ending, ttl_ms. Appends what this owner made since its last flush; what it repeats is the
--- same.
-local old = redis.call('HMGET', KEYS[1], 'token', 'source', 'ids', 'bounds', 'cancel', 'done')
+-- prompt, ending, ttl_ms, attempt. Appends what this owner made since its last flush; what it
+-- repeats is the same.
+local old = redis.call('HMGET', KEYS[1],
+  'token', 'source', 'ids', 'bounds', 'cancel', 'done', 'start', 'attempt')
 if not old[1] then return 'absent' end
 if tonumber(old[1]) > tonumber(ARGV[1]) then return 'fenced' end
--- Redis was emptied and another record with this id made its journal here: ours is lost
-if old[2] ~= ARGV[2] then return 'absent' end
+-- Redis was emptied and another record with this id made its journal here, or it went back to an
+-- earlier attempt: ours is lost
+if old[2] ~= ARGV[2] or old[8] ~= ARGV[12] then return 'absent' end
 local ids, bounds = old[3] or '', old[4] or ''
 local ids_kept, bounds_kept = ARGV[3] * 4, ARGV[5] * 4
 -- late: a flush that was given up, and arrives after the one that replaced it
 if old[6] or #ids > ids_kept + #ARGV[4] or #bounds > bounds_kept + #ARGV[6] then return 'fenced' end
 -- a replica that was behind became the master: the tail is lost, so the journal is
 if #ids < ids_kept or #bounds < bounds_kept then return 'absent' end
+-- and ids without the seed that they came from are of no use to anybody
+if ARGV[4] ~= '' and ARGV[8] == '' and not old[7] then return 'absent' end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'ids', string.sub(ids, 1, ids_kept) .. ARGV[4],
   'bounds', string.sub(bounds, 1, bounds_kept) .. ARGV[6], 'confirmed', ARGV[7])
 if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'start', ARGV[8], 'prompt', ARGV[9]) end
@@ -66,12 +75,13 @@ ADOPT = """
 -- prompt, ending, ttl_ms, may create ('1'). Writes the whole journal where there is none, or an
 -- older owner's; a cancel that stands there, or came while there was none, is kept.
 local old = redis.call('HMGET', KEYS[1],
-  'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done')
+  'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done', 'start', 'ending')
 if not old[1] and ARGV[12] ~= '1' then return 'absent' end
 if old[1] and tonumber(old[1]) > tonumber(ARGV[1]) then return 'fenced' end
 -- late: an adopt that was given up, and arrives after the one that replaced it
 if old[1] == ARGV[1] and old[2] == ARGV[2]
-  and (old[7] or #(old[3] or '') > #ARGV[5] or #(old[4] or '') > #ARGV[6]) then return 'fenced' end
+  and (old[7] or #(old[3] or '') > #ARGV[5] or #(old[4] or '') > #ARGV[6]
+    or old[8] and ARGV[8] == '' or old[9] and ARGV[10] == '') then return 'fenced' end
 local cancelled = old[5] == ARGV[4] and old[6] or redis.call('SISMEMBER', KEYS[2], ARGV[4]) == 1
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[2], 'source', ARGV[3],

@@ -102,5 +102,15 @@ class Ownership:
     def get(self, partition: int) -> Assignment | None:
         return self._assignments.get(partition)
 
+    def came_since(self, partition: int, offset: int) -> bool:
+        """Whether a record came after the partition's assignment: nobody else can have started it.
+
+        No longer true of what this process has begun itself, once there is another assignment.
+        """
+        assignment = self._assignments.get(partition)
+        if assignment is None or assignment.end_offset is None:
+            return False
+        return offset >= assignment.end_offset
+
     def owns(self, partition: int) -> bool:
         return partition in self._assignments

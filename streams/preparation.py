@@ -1,20 +1,21 @@
 """From a request and its conversation to what the engine runs (step 5).
 
-Pure, but for the random seed. Owns the checks that need the model: alias, window, vocabulary,
-chat template.
+Pure. Owns the checks that need the model (alias, window, vocabulary, chat template), and how
+refusals are worded.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 from headrace.models.constraints import Grammar, GrammarError
 from headrace.models.conversation import ChatTemplateError, ContextLengthError
-from headrace.models.request import SamplingParams
+from headrace.models.request import EngineError, EngineErrorCode, SamplingParams
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.request import DecodedRequest, GenerationRequest
 from headrace.streams.generation import Start
+from headrace.streams.journal import source_of
 from headrace.streams.session_store import ChatMessage, SessionRecord
 
 
@@ -83,13 +84,21 @@ def prepare(
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has no tokens", "prompt")
     return Start(
         prompt_ids=ids,
-        seed=request.seed if request.seed is not None else secrets.randbits(63),
+        seed=_seed(decoded) if request.seed is None else request.seed,
         session_version=session.version,
         dropped_messages=dropped,
         created_s=int(now_s),
         model=model.name,
         fingerprint=model.fingerprint,
     )
+
+
+def _seed(decoded: DecodedRequest) -> int:
+    """Where a request names none: 63 bits that no other record has, the same at every reading.
+
+    So an owner that must begin again, because nothing of a journal is left, gets the same text.
+    """
+    return int.from_bytes(blake2b(source_of(decoded).encode(), digest_size=8).digest()) >> 1
 
 
 def grammar_of(request: GenerationRequest, model: ServedModel) -> Grammar | None:
@@ -238,3 +247,14 @@ def _without_dropped(messages: list[ChatMessage], dropped: int) -> list[ChatMess
         return messages
     leading = 1 if messages[0]["role"] in ("system", "developer") else 0
     return messages[:leading] + messages[leading + dropped :]
+
+
+def problem_of(error: EngineError) -> RequestError:
+    """What a reader is told of a generation that the engine gave up."""
+    if error.code is EngineErrorCode.EXPIRED:
+        return expired()
+    return RequestError(ErrorCode(error.code.value), error.message)
+
+
+def expired() -> RequestError:
+    return RequestError(ErrorCode.EXPIRED, "not started within ttl_ms", "ttl_ms")

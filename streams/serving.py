@@ -74,6 +74,7 @@ class Serving:
         self,
         settings: Settings,
         loaded: LoadedModel,
+        runner: StepRunner,
         metrics: WorkerMetrics,
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -103,7 +104,11 @@ class Serving:
             on_fenced=self._deliveries.on_fenced,
         )
         self._engine = build_engine(
-            settings, loaded, on_outputs=self._on_outputs, on_death=self._on_engine_death
+            settings,
+            loaded,
+            runner,
+            on_outputs=self._on_outputs,
+            on_death=self._on_engine_death,
         )
         self._kv = self._redis_tier()
         parts = Parts(
@@ -346,24 +351,31 @@ class Serving:
                 log.warning("could not close in order", what=what, problem=repr(problem))
 
 
+def served_runner(settings: Settings, loaded: LoadedModel) -> StepRunner:
+    """What runs a worker's steps. Blocking: it takes the memory of the KV pool.
+
+    Raises: KVPoolError.
+    """
+    return make_runner(
+        loaded,
+        kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
+        max_batch_size=settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens,
+    )
+
+
 def build_engine(
     settings: Settings,
     loaded: LoadedModel,
+    runner: StepRunner,
     *,
     on_outputs: Callable[[list[EngineOutput]], None],
     on_death: Callable[[BaseException], None] | None = None,
-    runner: StepRunner | None = None,
 ) -> TransformersEngine:
-    """The engine as a worker runs it, not started; `runner` in place of the model's own."""
+    """The engine as a worker runs it, not started."""
     return TransformersEngine(
         loaded,
-        runner=runner
-        or make_runner(
-            loaded,
-            kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
-            max_batch_size=settings.max_batch_size,
-            max_batch_tokens=settings.max_batch_tokens,
-        ),
+        runner=runner,
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         batch_window_ms=settings.batch_window_ms,

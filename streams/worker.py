@@ -23,7 +23,7 @@ from headrace.schemas.settings import Settings
 from headrace.streams.health import HealthServer
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.redis_scripts import Scripts, connect
-from headrace.streams.serving import Serving, WorkerFailedError
+from headrace.streams.serving import Serving, WorkerFailedError, served_runner
 
 START_TIMEOUT_S = 15.0
 """Kafka or Redis that does not answer in this time at start: exit 1 and say so."""
@@ -112,14 +112,22 @@ class Worker:
             model = await loaded
         finally:
             stopped.cancel()
-        log.info("model loaded", model=self._settings.model, s=_since(started_s))
+        log.info(
+            "model loaded",
+            model=self._settings.model,
+            dtype=str(model.layout.dtype).removeprefix("torch."),
+            fingerprint=model.fingerprint,
+            s=_since(started_s),
+        )
         _keep_loaded_objects_out_of_gc()
         return model
 
     async def _serve(
         self, loaded: LoadedModel, stop: asyncio.Event, tasks: asyncio.TaskGroup
     ) -> None:
-        self._serving = serving = Serving(self._settings, loaded, self._metrics, tasks)
+        runner = await asyncio.to_thread(served_runner, self._settings, loaded)
+        serving = Serving(self._settings, loaded, runner, self._metrics, tasks)
+        self._serving = serving
         try:
             await self._start(serving)
             failed = tasks.create_task(serving.failed(), name="failed")

@@ -154,6 +154,7 @@ async def silent_server() -> AsyncIterator[int]:
         writers.append(writer)
         while await reader.read(65536):
             pass
+        writer.close()  # else one that is accepted during the end below would never be closed
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:

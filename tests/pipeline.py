@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ class Reply:
     reader: ReplyReader = field(default_factory=ReplyReader)
     events: list[dict[str, Any]] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
+    published_by: list[int] = field(default_factory=list)
+    """Process id of the worker, for each of `events`."""
     num_dropped: int = 0
     first_seen: dict[tuple[int, int], Any] = field(default_factory=dict)
 
@@ -120,7 +123,17 @@ class Reply:
         pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
         return max((later - earlier for earlier, later in pairs), default=0.0)
 
-    def see(self, event: dict[str, Any]) -> None:
+    @property
+    def token_ids(self) -> list[int]:
+        """All generated ids; asked for with `return_token_ids`."""
+        return [i for event in self.events for i in event["choices"][0]["token_ids"]]
+
+    @property
+    def publishers(self) -> list[int]:
+        """The workers that published it, one after the other."""
+        return [pid for pid, _ in groupby(self.published_by)]
+
+    def see(self, event: dict[str, Any], pid: int) -> None:
         """Apply the reader's rule; an event that contradicts an earlier one
         or leaves a gap fails.
         """
@@ -134,6 +147,8 @@ class Reply:
             return
         if seen is Seen.RESTART:
             self.events.clear()
+            self.published_by.clear()
+        self.published_by.append(pid)
         self.events.append(event)
         self.arrived_s.append(time.monotonic())
 
@@ -182,7 +197,7 @@ class Pipeline:
             async with self._changed:
                 reply = self.replies[event["id"]]
                 was_finished = reply.reader.finished
-                reply.see(event)
+                reply.see(event, _publisher(record.headers))
                 if reply.reader.finished and not was_finished:
                     self.order.append(event["id"])
                 self._changed.notify_all()
@@ -233,6 +248,11 @@ class Pipeline:
     async def _partitions(self, topic: str) -> set[int]:
         return set(await self.producer.partitions_for(topic))
 
+    def worker(self, pid: int) -> WorkerProcess:
+        """The one with this process id."""
+        (found,) = [worker for worker in self.workers if worker.process.pid == pid]
+        return found
+
     async def all_committed(self, *, timeout_s: float = 15.0) -> None:
         """Wait until nothing is left: committed offsets are end offsets."""
         left: dict[int, tuple[int | None, int]] = {}
@@ -256,6 +276,11 @@ class Pipeline:
                 worker.kill()
         await self._consumer.stop()
         await self.producer.stop()
+
+
+def _publisher(headers: Iterable[tuple[str, bytes]]) -> int:
+    """Process id in a response record's `headrace-worker`."""
+    return int(dict(headers)["headrace-worker"].rpartition(b":")[2])
 
 
 @asynccontextmanager

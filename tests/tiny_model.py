@@ -67,10 +67,12 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_tiny_model(folder: Path, seed: int = 0, max_position_embeddings: int = 512) -> Path:
+def make_tiny_model(
+    folder: Path, seed: int = 0, max_position_embeddings: int = 512, num_layers: int = 2
+) -> Path:
     """Write config, safetensors, tokenizer and generation config to `folder` and return it.
 
-    Equal arguments give equal files. 2 layers, hidden size 64, 4 heads of 32 over 2 KV heads, float32.
+    Equal arguments give equal files. Hidden size 64, 4 heads of 32 over 2 KV heads, float32.
     """
     tokenizer = make_tiny_tokenizer()
     eos_id = tokenizer.convert_tokens_to_ids(IM_END)
@@ -78,7 +80,7 @@ def make_tiny_model(folder: Path, seed: int = 0, max_position_embeddings: int = 
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,

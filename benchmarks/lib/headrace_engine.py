@@ -87,8 +87,10 @@ class TimedEngine:
         """
         times_s: dict[str, list[float]] = {request.key: [] for request in requests}
         started_s = time.monotonic()
+        self.engine.expect(len(requests))
         for request in requests:
             self.engine.add(request)
+        self.engine.expect(-len(requests))
         cached_tokens = fetched_tokens = 0
         num_open = len(requests)
         while num_open:

@@ -15,7 +15,7 @@ from benchmarks.lib.pipeline_worker import FAKE_VOCAB_SIZE
 from headrace.models.conversation import ConversationEncoder
 from headrace.models.request import EngineOutput, EngineRequest, SamplingParams
 from headrace.schemas.settings import Settings, load_settings
-from headrace.streams.serving import build_engine
+from headrace.streams.serving import build_engine, served_runner
 from headrace.streams.worker import load_served_model
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -28,12 +28,9 @@ class EngineAlone:
         self._loop = asyncio.get_running_loop()
         loaded = load_served_model(settings)
         self._encoder = ConversationEncoder(loaded.tokenizer)
-        self._engine = build_engine(
-            settings,
-            loaded,
-            on_outputs=self._on_outputs,
-            runner=FakeRunner(work, vocab_size=FAKE_VOCAB_SIZE) if work else None,
-        )
+        fake = FakeRunner(work, vocab_size=FAKE_VOCAB_SIZE) if work else None
+        runner = fake or served_runner(settings, loaded)
+        self._engine = build_engine(settings, loaded, runner, on_outputs=self._on_outputs)
         self._engine.start()
         self._open: dict[str, Exchange] = {}
         self._num_sent = 0
@@ -61,11 +58,14 @@ class EngineAlone:
         cpu_before_s, started_s = cpu_s(), time.perf_counter()
 
         async def session() -> None:
-            for _ in range(order["turns"]):
+            for turn in range(order["turns"]):
                 exchange = self._ask(next(prompts), order["new_tokens"])
+                if turn == 0:
+                    self._engine.expect(-1)
                 await exchange.finished
                 done.append(exchange)
 
+        self._engine.expect(order["sessions"])
         async with asyncio.TaskGroup() as tasks:
             for _ in range(order["sessions"]):
                 tasks.create_task(session())

@@ -5,13 +5,11 @@ Argument: JSON of a FakeWork.
 
 import json
 import sys
-from functools import partial
 
 from benchmarks.lib.fake_runner import FakeRunner, FakeWork
 from headrace.deploy.logging import set_up_logging
 from headrace.schemas.settings import load_settings
-from headrace.streams import serving
-from headrace.streams.worker import run_worker
+from headrace.streams import worker
 
 FAKE_VOCAB_SIZE = 21_000
 
@@ -20,8 +18,8 @@ def main(work: FakeWork) -> int:
     settings = load_settings()
     set_up_logging(settings)
     runner = FakeRunner(work, vocab_size=FAKE_VOCAB_SIZE)
-    vars(serving)["build_engine"] = partial(serving.build_engine, runner=runner)
-    return run_worker(settings)
+    vars(worker)["served_runner"] = lambda settings, loaded: runner
+    return worker.run_worker(settings)
 
 
 if __name__ == "__main__":

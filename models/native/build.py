@@ -8,6 +8,7 @@ import hashlib
 import platform
 import shutil
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,10 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "
 COMPILE_TIMEOUT_S = 300.0
 """It takes some 5 s on 2 cores."""
 
+VERSION_TIMEOUT_S = 30.0
+
+_WORK_PREFIX = "unfinished-"
+
 
 class NativeUnavailableError(Exception):
     """The native step cannot be used here."""
@@ -33,20 +38,27 @@ class NativeUnavailableError(Exception):
         return self.reason
 
 
-def build_library(flags: tuple[str, ...] = FLAGS) -> Path:
-    """The path of the compiled library; compiles it if this machine has none yet.
+def build_library(flags: tuple[str, ...] = FLAGS, *, damaged: Path | None = None) -> Path:
+    """The path of the compiled library; compiles it if this machine has none yet, or if the one it
+    has is `damaged`.
 
-    Raises: NativeUnavailableError if there is no compiler, or it does not accept the sources.
+    Raises: NativeUnavailableError if there is no compiler, it does not accept the sources, or the
+        cache cannot be written.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler (g++ or clang++) on the path")
-    folder = user_cache_dir() / "native"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"{_digest(compiler, flags)}.so"
-    with FileLock(folder / "lock", timeout=COMPILE_TIMEOUT_S):
-        if not library.exists():
-            _compile(compiler, flags, library)
+    try:
+        folder = user_cache_dir() / "native"
+        library = folder / f"{_digest(compiler, flags)}.so"
+        if library != damaged and library.exists():
+            return library  # also in a cache that we can only read
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock", timeout=COMPILE_TIMEOUT_S):
+            if library == damaged or not library.exists():
+                _compile(compiler, flags, library)
+    except (OSError, RuntimeError) as error:  # a lock's timeout, no home, no room, read-only
+        raise NativeUnavailableError(f"no library can be compiled: {error}") from error
     return library
 
 
@@ -57,27 +69,44 @@ def build_in_advance() -> None:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
-    unfinished = library.with_suffix(".unfinished")
-    command = [compiler, *flags, str(SOURCES / "headrace.cpp"), "-o", str(unfinished)]
+    """Put the library in its place, whole. A compiler whose parent was killed may still be writing
+    in a folder of its own.
+    """
+    for left_over in library.parent.glob(f"{_WORK_PREFIX}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix=_WORK_PREFIX, dir=library.parent, ignore_cleanup_errors=True
+    ) as work:
+        unfinished = Path(work) / library.name
+        command = [compiler, *flags, str(SOURCES / "headrace.cpp"), "-o", str(unfinished)]
+        done = _run(command, COMPILE_TIMEOUT_S)
+        if done.returncode != 0:
+            lines = done.stderr.splitlines()
+            first = next((line for line in lines if "error" in line), done.stderr)
+            raise NativeUnavailableError(f"{compiler} fails: {first.strip()}")
+        unfinished.rename(library)
+
+
+def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailableError(f"{compiler} does not run: {error}") from error
-    if done.returncode != 0:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
-        raise NativeUnavailableError(f"{compiler} fails: {first.strip()}")
-    unfinished.rename(library)
+        raise NativeUnavailableError(f"{command[0]} does not run: {error}") from error
 
 
 def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     """Changes with the sources, the compiler, the flags and the processor."""
     digest = hashlib.sha256()
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=30, check=False
-    )
-    for text in (version.stdout, *flags, platform.machine(), _processor()):
+    version = _run([compiler, "--version"], VERSION_TIMEOUT_S).stdout
+    for text in (version, *flags, platform.machine(), _processor()):
         digest.update(text.encode() + b"\0")
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

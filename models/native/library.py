@@ -105,12 +105,7 @@ class Library:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        try:
-            self._c = ctypes.CDLL(str(path or build_library()))
-        except OSError as error:
-            raise NativeUnavailableError(
-                f"the compiled library cannot be loaded: {error}"
-            ) from error
+        self._c = _load(path) if path is not None else _load_compiled()
         c, pointer, i32 = self._c, ctypes.c_void_p, ctypes.c_int32
         c.hr_kernels.restype, c.hr_kernels.argtypes = ctypes.c_char_p, [i32]
         c.hr_create.restype, c.hr_create.argtypes = pointer, [ctypes.POINTER(_Config)]
@@ -129,6 +124,21 @@ class Library:
     def functions(self) -> ctypes.CDLL:
         """The C functions, with their types."""
         return self._c
+
+
+def _load_compiled() -> ctypes.CDLL:
+    path = build_library()
+    try:
+        return _load(path)
+    except NativeUnavailableError:  # a disk was full, or a machine went down
+        return _load(build_library(damaged=path))
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailableError(f"the compiled library cannot be loaded: {error}") from error
 
 
 def has_fast_bfloat16() -> bool:

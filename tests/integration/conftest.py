@@ -10,6 +10,7 @@ import pytest_asyncio
 from headrace.schemas.settings import Settings
 from tests.oracle import Oracle, oracle_for
 from tests.pipeline import Pipeline, running_pipeline
+from tests.tiny_model import make_tiny_model
 
 
 def _settings(kafka: str, redis: str, model: Path) -> Settings:
@@ -32,6 +33,26 @@ async def pipeline(
     the test starts the workers.
     """
     settings = _settings(kafka_bootstrap, redis_url, tiny_model_dir)
+    async with running_pipeline(settings, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def slow_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with so many layers, and so large a window, that an answer takes seconds.
+
+    For tests that strike in mid-sentence: the tiny model is done within three flushes.
+    """
+    folder = tmp_path_factory.mktemp("slow-model")
+    return make_tiny_model(folder, max_position_embeddings=4096, num_layers=32)
+
+
+@pytest.fixture
+async def slow_pipeline(
+    kafka_bootstrap: str, redis_url: str, slow_model_dir: Path, tmp_path: Path
+) -> AsyncIterator[Pipeline]:
+    """Like `pipeline`, with `slow_model_dir`."""
+    settings = _settings(kafka_bootstrap, redis_url, slow_model_dir)
     async with running_pipeline(settings, tmp_path) as running:
         yield running
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from headrace.schemas.errors import UnavailableError
+from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
 from headrace.schemas.keys import Keys
 from headrace.schemas.request import DecodedRequest, Record, decode_request
 from headrace.streams import lua
@@ -189,6 +189,46 @@ async def test_the_same_owner_may_claim_again(journal: Journal) -> None:
     assert Claim(ClaimKind.RESUMED, JournalEntry(attempt=100)) == again
 
 
+async def test_a_journal_in_which_nothing_began_is_taken_over_under_a_larger_attempt(
+    journal: Journal,
+) -> None:
+    """Its owner may not have had the claim's answer, and have gone on without a journal.
+
+    That was under a larger token: the next owner kept the old attempt, and readers ignored it.
+    """
+    await journal.claim(decoded(), token=100, may_create=True)
+    assert JournalEntry(attempt=200) == await stored(journal, 200)
+
+
+async def test_a_delivered_journal_keeps_its_attempt(journal: Journal) -> None:
+    """Its start is gone, and nothing begins any more."""
+    generation = await claimed(journal, 100)
+    generation.end(STOP)
+    await flush(journal, generation, "ab")
+    await journal.confirm(generation)
+    assert JournalEntry(attempt=100, done=True) == await stored(journal, 200)
+
+
+async def test_a_refused_journal_keeps_its_attempt(journal: Journal) -> None:
+    """It has an ending and no start; its last event may have been published."""
+    generation = Generation(decoded(), token=100, attempt=100)
+    await journal.claim(decoded(), token=100, may_create=True)
+    generation.end(STOP)
+    await flush(journal, generation)
+    assert (await stored(journal, 200)).attempt == 100
+
+
+async def test_ids_without_their_start_are_not_gone_on_from(
+    journal: Journal, client: "Redis", keys: Keys
+) -> None:
+    """What another seed would add to them is another text: as if the journal were lost."""
+    generation = await claimed(journal, 100)
+    await flush(journal, generation, "ab")
+    await client.hdel(keys.journal("default", "r1"), "start", "prompt")
+    claim = await journal.claim(decoded(), token=200, may_create=True)
+    assert claim.kind is ClaimKind.UNREADABLE
+
+
 async def test_a_smaller_token_is_fenced(journal: Journal) -> None:
     """An owner of before: nothing of the journal changes."""
     await journal.claim(decoded(), token=200, may_create=True)
@@ -326,7 +366,7 @@ async def test_adopting_finds_a_cancel_that_came_while_there_was_no_journal(
     """An unjournaled or lost generation: its cancel waited as an early one."""
     generation = Generation(decoded(), token=100, attempt=100)
     await journal.cancel(tenant="default", request_id="r1", session_id="s1")
-    assert await journal.adopt(generation, generation.whole_entry(), may_create=True)
+    assert await journal.adopt(generation, generation.adopt(), may_create=True)
     assert await journal.cancelled([generation]) == [True]
 
 
@@ -335,7 +375,7 @@ async def test_adopting_keeps_a_cancel_that_stands_in_the_journal(journal: Journ
     await claimed(journal, 50)
     await journal.cancel(tenant="default", request_id="r1", session_id="s1")
     generation = Generation(decoded(), token=100, attempt=100)
-    await journal.adopt(generation, generation.whole_entry(), may_create=False)
+    await journal.adopt(generation, generation.adopt(), may_create=False)
     assert await journal.cancelled([generation]) == [True]
 
 
@@ -391,11 +431,44 @@ async def test_a_journal_that_lost_its_tail_counts_as_lost(
     await flush(journal, generation, "ab")
     behind = await fields(client, keys)
     await flush(journal, generation, "cd")
+    await put(client, keys, behind)
+    assert await flush(journal, generation, "ef") is FlushResult.ABSENT
+
+
+async def test_a_journal_that_lost_its_start_counts_as_lost(
+    journal: Journal, client: "Redis", keys: Keys
+) -> None:
+    """A replica that was behind: it had the claim, and not what was adopted after it."""
+    generation = await claimed(journal, 100)
+    behind = await fields(client, keys)
+    entry = generation.adopt()
+    assert await journal.adopt(generation, entry, may_create=True) is FlushResult.OK
+    generation.adopted(entry)
+    await put(client, keys, behind)
+    assert await flush(journal, generation, "ab") is FlushResult.ABSENT
+    assert behind == await fields(client, keys)
+
+
+async def test_a_journal_that_went_back_to_an_earlier_attempt_counts_as_lost(
+    journal: Journal, client: "Redis", keys: Keys
+) -> None:
+    """A replica that was behind: who went on from there would be ignored by readers."""
+    generation = await claimed(journal, 100)
+    await flush(journal, generation, "ab")
+    behind = await fields(client, keys)
+    entry = generation.restart(200)
+    assert await journal.adopt(generation, entry, may_create=True) is FlushResult.OK
+    generation.adopted(entry)
+    await put(client, keys, behind)
+    assert await flush(journal, generation, "cd") is FlushResult.ABSENT
+
+
+async def put(client: "Redis", keys: Keys, old: dict[bytes, bytes]) -> None:
+    """The journal is again what it was."""
     key = keys.journal("default", "r1")
     await client.delete(key)
-    for name, value in behind.items():
+    for name, value in old.items():
         await client.hset(key, name, value)
-    assert await flush(journal, generation, "ef") is FlushResult.ABSENT
 
 
 async def test_a_flush_into_another_records_journal_is_refused(
@@ -463,6 +536,27 @@ async def test_an_adopt_that_arrives_late_changes_nothing(
         assert before == await fields(client, keys)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_an_adopt_from_before_the_start_arrives_late_and_changes_nothing(
+    journal: Journal, client: "Redis", keys: Keys, refused: bool
+) -> None:
+    """It has no ids, as the one that replaced it: only start or ending tell which came first.
+
+    It took the start away, and the next owner drew another seed for the same attempt.
+    """
+    generation = Generation(decoded(), token=100, attempt=100)
+    early = generation.adopt()
+    if refused:
+        generation.end(Ending(error=RequestError(ErrorCode.EXPIRED, "late", "ttl_ms")))
+    else:
+        generation.begin(START)
+    entry = generation.adopt()
+    assert await journal.adopt(generation, entry, may_create=True) is FlushResult.OK
+    before = await fields(client, keys)
+    assert await journal.adopt(generation, early, may_create=True) is FlushResult.FENCED
+    assert before == await fields(client, keys)
+
+
 async def num_scripts_run(client: "Redis") -> int:
     """How many scripts Redis has run."""
     found = await client.info("commandstats")
@@ -519,7 +613,7 @@ async def test_adopt_writes_the_whole_journal_unless_a_larger_token_stands_there
     pending = generation.next_flush()
     assert pending is not None
     generation.flushed(pending)
-    entry = generation.whole_entry()
+    entry = generation.adopt()
     assert expected is await journal.adopt(generation, entry, may_create=may_create)
     if expected is FlushResult.OK:
         assert entry == await stored(journal, 200)

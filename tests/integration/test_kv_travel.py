@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from tests.oracle import Oracle
+from tests.oracle import Oracle, oracle_for
 from tests.pipeline import Pipeline, Reply
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -33,8 +34,7 @@ async def block_keys(client: "Redis", pipeline: Pipeline) -> set[bytes]:
 
 def ids_of(reply: Reply) -> tuple[list[int], list[int]]:
     """Prompt and answer."""
-    made = [one for event in reply.events for one in event["choices"][0]["token_ids"]]
-    return reply.events[0]["prompt_token_ids"], made
+    return reply.events[0]["prompt_token_ids"], reply.token_ids
 
 
 def cached_tokens(reply: Reply) -> int:
@@ -92,23 +92,23 @@ async def test_damaged_state_is_computed_again(
 
 
 async def test_generations_that_are_handed_over_bring_their_state(
-    pipeline: Pipeline, oracle: Oracle
+    slow_pipeline: Pipeline,
 ) -> None:
-    """Drained in mid-sentence, enough of them that some have more to say: the next owner goes on
-    from what the first one computed.
-    """
-    first = await pipeline.start_worker()
-    names = [f"r{number}" for number in range(12)]
-    for name in names:
-        body = turn(name + LONG_TEXT, 350, ignore_eos=True, request_id=name)
-        await pipeline.ask(body, key=name)
-    await pipeline.until(lambda: any(pipeline.replies[name].events for name in names))
+    """Drained in mid-sentence: the next owner goes on from what the first one computed."""
+    first = await slow_pipeline.start_worker()
+    replies = [slow_pipeline.replies[name] for name in ("r0", "r1", "r2")]
+    for name in ("r0", "r1", "r2"):
+        body = turn(name + LONG_TEXT, 500, ignore_eos=True, request_id=name)
+        await slow_pipeline.ask(body, key=name)
+    await slow_pipeline.until(lambda: all(reply.events for reply in replies))
     assert await first.terminate() == 0, first.tail()
-    assert not all(pipeline.replies[name].reader.finished for name in names)
-    second = await pipeline.start_worker()
-    await pipeline.finished(names)
-    prompt_ids, made = ids_of(pipeline.replies["r0"])
-    assert made == oracle.generate(prompt_ids, 350, ignore_eos=True)
+    assert not any(reply.reader.finished for reply in replies)
+    second = await slow_pipeline.start_worker()
+    await slow_pipeline.finished(["r0", "r1", "r2"])
+    assert replies[0].publishers == [first.process.pid, second.process.pid]
+    prompt_ids, made = ids_of(replies[0])
+    oracle = oracle_for(Path(slow_pipeline.settings.model))
+    assert made == oracle.choices(prompt_ids, made)
     assert await second.metric('headrace_prefix_cache_hits_total{tier="redis"}') >= 32
 
 

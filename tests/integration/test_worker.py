@@ -146,26 +146,6 @@ async def dead_letters(served: Pipeline) -> list[Any]:
     return records
 
 
-async def test_cancel_ends_a_running_a_waiting_and_an_unread_request(served: Pipeline) -> None:
-    """Each gets one last event with the finish reason cancelled; the session goes on behind it."""
-    await served.control({"action": "cancel", "request_id": "early", "session_id": "s2-6"})
-    long = greedy("tell me", 400, ignore_eos=True, request_id="running")
-    await served.ask(long, key="s1-6")
-    await served.ask(greedy("next", 5, request_id="waiting"), key="s1-6")
-    await served.ask(greedy("hi", 5, request_id="early"), key="s2-6")
-    await served.until(lambda: len(served.replies["running"].events) > 0)
-    await served.control({"action": "cancel", "request_id": "waiting", "session_id": "s1-6"})
-    await served.control({"action": "cancel", "request_id": "running", "session_id": "other"})
-    await served.finished(["waiting"], timeout_s=2)
-    await served.control({"action": "cancel", "request_id": "running", "session_id": "s1-6"})
-    await served.finished(["running", "early"], timeout_s=2)
-    for name in ("running", "waiting", "early"):
-        assert served.replies[name].finish_reason == "cancelled"
-    assert served.replies["early"].last["usage"]["completion_tokens"] == 0
-    after = await served.answer(greedy("and now?", 4, turn=2), key="s1-6")
-    assert after.finish_reason == "length"
-
-
 async def test_a_second_record_with_the_same_request_id_is_not_answered(
     served: Pipeline,
 ) -> None:

@@ -106,6 +106,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             own = {block.block_id for block in reusable if block is not None}
             assert not own & set(self.last_blocks.get(key, ())), "a failed row's block is reused"
 
+    @precondition(lambda self: any(row.block_ids for row in self.rows.values()))
+    @rule(data=st.data())
+    def start_over(self, data: st.DataObject) -> None:
+        """At most once a row, and only if it had blocks that others computed."""
+        running = [key for key, row in sorted(self.rows.items()) if row.block_ids]
+        row = self.rows[data.draw(st.sampled_from(running))]
+        may, blocks = row.has_reused and not row.started_over, set(row.block_ids)
+        assert self.scheduler.try_start_over(row) == may
+        assert bool(row.block_ids) != may
+        if may:
+            for index in range(row.num_tokens // BLOCK_TOKENS):
+                again = self.pool.find(row.block_hash(index), row.block_tokens(index))
+                assert again not in blocks, "what it had is reused"
+
     def forget(self, key: str) -> None:
         del self.rows[key], self.salts[key]
 

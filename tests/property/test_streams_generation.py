@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.schemas.errors import ErrorCode, RequestError
@@ -91,6 +91,12 @@ class BytesJournal:
     def create(self, attempt: int) -> None:
         self.fields = {b"attempt": b"%d" % attempt}
 
+    def take_over(self, token: int) -> None:
+        """What a later owner's claim does to the attempt."""
+        assert self.fields is not None
+        if not self.fields.keys() & {b"start", b"ending"}:
+            self.fields[b"attempt"] = b"%d" % token
+
     def flush(self, flush: Flush) -> None:
         assert self.fields is not None
         for name, kept, new in (
@@ -151,8 +157,8 @@ class World:
             self.fresh()
             self.journal.create(self.token)
             return
+        self.journal.take_over(self.token)
         entry = self.journal.entry()
-        assert entry.start is not None or not entry.ids, "no ids without their seed"
         self.generation = Generation(self.decoded, token=self.token, attempt=entry.attempt)
         self.generation.restore(entry, self.text_stream)
         self.engine = ByteEngine(self.script, self.stop, self.generation.ids)
@@ -164,10 +170,14 @@ class World:
         self.generation = Generation(self.decoded, token=self.token, attempt=self.token)
         self.engine = ByteEngine(self.script, self.stop, [])
 
-    def fresh_unjournaled(self) -> None:
-        """Redis is away and nobody can have started it."""
+    def fresh_unjournaled(self, *, claimed: bool) -> None:
+        """Redis is away and nobody can have started it.
+
+        `claimed`: before, a claim was carried out whose answer was lost.
+        """
+        if not claimed:
+            self.journal.fields = None
         self.token += 10
-        self.journal.fields = None
         self.in_flight = []
         self.text_stream = ByteStream(self.stop)
         self.fresh()
@@ -202,6 +212,8 @@ class World:
         `meanwhile`: tokens that the engine makes before there is an answer.
         """
         generation = self.generation
+        if generation.standing is Standing.ADOPTING:
+            return  # Redis is away again: held back
         if generation.standing is Standing.UNJOURNALED:
             flush = generation.next_flush()
             if flush is not None:
@@ -225,9 +237,8 @@ class World:
 
     def redis_back(self, *, answered: bool, carried_out: bool) -> None:
         """An unjournaled generation is written down."""
-        if self.generation.standing is Standing.UNJOURNALED:
-            self.flush(answered=True, carried_out=True)
-            self._adopt(self.generation.whole_entry(), answered, carried_out)
+        if self.generation.standing in (Standing.UNJOURNALED, Standing.ADOPTING):
+            self._adopt(self.generation.adopt(), answered, carried_out)
 
     def confirm_finds_nothing(self) -> None:
         """Everything is delivered, and the journal is gone: a larger attempt."""
@@ -248,7 +259,7 @@ class World:
     def publish(self, num_acknowledged: int) -> None:
         """Hand over what may be published; the broker acknowledges some of it before a crash."""
         generation = self.generation
-        if generation.standing is Standing.LOST:
+        if generation.standing in (Standing.LOST, Standing.ADOPTING):
             return
         self.in_flight += [parsed(event) for event in generation.take_publishable()]
         generation.acknowledged = min(
@@ -407,7 +418,32 @@ def apply(world: World, name: str, argument: Any) -> None:
             world.confirm_finds_nothing()
 
 
+LENGTH = Ending(finish_reason="length")
+
+
+def known(script: list[tuple[str, Any]], **more: Any) -> dict[str, Any]:
+    """A case that was wrong once: an answer without a journal, and a crash."""
+    return {
+        "texts": ["abcdefgh"],
+        "cut": 60,
+        "special": False,
+        "stream": True,
+        "stop": (),
+        "return_token_ids": False,
+        "end": LENGTH,
+        "unjournaled": "not claimed",
+        "script": script,
+        "crashes": [],
+    } | more
+
+
 @settings(max_examples=400, deadline=None)
+# adopted before its start, and the answer lost: the next owner drew another seed
+@example(**known([("redis back", "no answer"), ("stream", 9), ("crash", 0)], stream=False))
+# adopted in part, and the answer lost: the next owner cut the rest into other chunks
+@example(**known([("stream", 1), ("redis back", "no answer"), ("stream", 1), ("crash", 0)]))
+# claimed, and the answer lost: the next owner went on under a smaller attempt
+@example(**known([("stream", 1), ("crash", 0), ("stream", 1)], unjournaled="claimed"))
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=3),
     cut=st.integers(0, 60),
@@ -416,7 +452,7 @@ def apply(world: World, name: str, argument: Any) -> None:
     stop=st.sampled_from([(), ("END",), ("Eb", "END")]),
     return_token_ids=st.booleans(),
     end=endings,
-    unjournaled=st.booleans(),
+    unjournaled=st.sampled_from([None, "claimed", "not claimed"]),
     script=st.lists(actions, min_size=3, max_size=15),
     crashes=st.lists(st.one_of(st.none(), st.integers(0, 2)), max_size=6),
 )
@@ -428,7 +464,7 @@ def test_a_reader_gets_the_whole_text_once_whatever_happens(
     stop: tuple[str, ...],
     return_token_ids: bool,
     end: Ending,
-    unjournaled: bool,
+    unjournaled: str | None,
     script: list[tuple[str, Any]],
     crashes: list[int | None],
 ) -> None:
@@ -436,8 +472,8 @@ def test_a_reader_gets_the_whole_text_once_whatever_happens(
     scripts = [[*text.encode()[:cut], *([256] if special else [])] or [97] for text in texts]
     decoded = request(stream=stream, stop=stop, return_token_ids=return_token_ids)
     world = World(decoded, scripts, end)
-    if unjournaled:
-        world.fresh_unjournaled()
+    if unjournaled is not None:
+        world.fresh_unjournaled(claimed=unjournaled == "claimed")
     for name, argument in script:
         apply(world, name, argument)
     world.run_to_its_end(crashes)

@@ -89,6 +89,7 @@ void weighted_values(const typename E::T* weights, int num_rows,
                      const typename E::T* const* values, int num_blocks, int dim, float* out) {
 #if defined(__AMX_BF16__)
   if constexpr (E::kIsBf16) {
+    written(weights);
     for (int at = 0; at < dim; at += kPanelPair) {
       _tile_zero(0);
       _tile_zero(1);

@@ -18,7 +18,7 @@ class Decoder final : public Model {
     allocate_workspace(round_up(max_tokens, kTile) + kTile, round_up(max_rows, kTile) + kTile);
     pool_ = Memory();
     pool_ = Memory(block_bytes() * num_blocks);
-    pool_.touch();  // taken now, not in the middle of a service
+    pool_.touch(threads_);  // taken now, not in the middle of a service
   }
 
   char* block(int id) override { return pool_.as<char>() + id * block_bytes(); }

@@ -72,6 +72,7 @@ struct Widened {
       for (int j = i; j < i + 4 * kLanes; j += kLanes)
         E::put(to + j, from_int8(load<c16v>(from + j)));
     }
+    written(to);
     return to;
   }
   inline const typename E::T* next(int) const { return parts; }  // it pages in for itself
@@ -181,6 +182,7 @@ template <bool kTwo, class Source>
 inline void tiles_times_pair(const uint16_t* a, const Source& source, int k, float* out, int ldo,
                              Ahead ahead = {nullptr, 0}) {
   const uint16_t* second = a + kTile * k;
+  written(a);
   _tile_zero(0);
   _tile_zero(1);
   if (kTwo) {

@@ -40,10 +40,14 @@ class Memory {
     return static_cast<T*>(data_);
   }
 
-  // Makes the system give the pages, which it zeroes.
-  void touch() const {
+  // Makes the system give the pages, which it zeroes: 0.5 GB/s a thread in a virtual machine.
+  void touch(Pool& threads) const {
+    constexpr size_t kPage = 4096, kChunk = 8 << 20;
     volatile char* at = as<char>();
-    for (size_t i = 0; i < bytes_; i += 4096) at[i] = 0;
+    threads.run(static_cast<int>((bytes_ + kChunk - 1) / kChunk), [&](int chunk, int) {
+      const size_t end = std::min(bytes_, (chunk + 1) * kChunk);
+      for (size_t i = chunk * kChunk; i < end; i += kPage) at[i] = 0;
+    });
   }
 
  private:

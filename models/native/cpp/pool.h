@@ -9,11 +9,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
-#if defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
+
+#include "vec.h"
 
 namespace hr {
 
@@ -35,6 +35,7 @@ inline void tiles_on() {
     config.bytes[i] = 64;
     config.rows[i] = 16;
   }
+  written(&config);
   _tile_loadconfig(&config);
 #endif
 }
@@ -48,7 +49,12 @@ inline void tiles_off() {
 class Pool {
  public:
   explicit Pool(int num_threads) : ranges_(num_threads) {
-    for (int i = 1; i < num_threads; i++) helpers_.emplace_back([this, i] { help(i); });
+    helpers_.reserve(num_threads);
+    try {
+      for (int i = 1; i < num_threads; i++) helpers_.emplace_back([this, i] { help(i); });
+    } catch (const std::system_error&) {
+      // the system gives no more threads: those that there are do all the work
+    }
   }
 
   ~Pool() {
@@ -138,12 +144,14 @@ class Pool {
   }
 
   void help(int thread) {
-    while (!closing_.load(std::memory_order_seq_cst)) {
+    while (true) {
       uint32_t epoch;
       tiles_on();
+      // the end is looked for behind the epoch to wait on, else its wake-up could be missed
       do epoch = epoch_.load(std::memory_order_seq_cst);
-      while (spin_for_work(thread));
+      while (!closing_.load(std::memory_order_seq_cst) && spin_for_work(thread));
       tiles_off();
+      if (closing_.load(std::memory_order_seq_cst)) return;
       num_asleep_.fetch_add(1, std::memory_order_seq_cst);
       epoch_.wait(epoch, std::memory_order_seq_cst);
       num_asleep_.fetch_sub(1, std::memory_order_seq_cst);

@@ -21,6 +21,10 @@ typedef int8_t c16v __attribute__((vector_size(16)));
 
 constexpr int kLanes = 16;
 
+// NOTE: GCC's tile intrinsics do not say what memory they read, so it may leave out or put off the
+// writes to it: an all-zero tile configuration, and the process is killed. This goes between.
+inline void written(const void* at) { __asm__ volatile("" : : "r"(at) : "memory"); }
+
 template <class V, class P>
 inline V load(const P* p) {
   V v;

@@ -16,6 +16,7 @@ from tests.unit.models.engine_run import (
     POOL_BLOCKS,
     EngineRun,
     MakeRunner,
+    make_cuda_runner,
     make_native_runner,
     make_torch_runner,
 )
@@ -59,7 +60,12 @@ def tiny_detokenizer(tiny_tokenizer: Any) -> Detokenizer:
     return Detokenizer(tiny_tokenizer)
 
 
-@pytest.fixture(params=[make_torch_runner, make_native_runner], ids=["torch", "native"])
+RUNNERS: dict[str, MakeRunner] = {"torch": make_torch_runner, "native": make_native_runner}
+if torch.cuda.is_available():
+    RUNNERS["cuda"] = make_cuda_runner
+
+
+@pytest.fixture(params=list(RUNNERS.values()), ids=list(RUNNERS))
 def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
     """Each kind of runner that the engine has to work with."""
     make: MakeRunner = request.param

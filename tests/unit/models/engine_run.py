@@ -2,8 +2,11 @@
 
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from headrace.models.batch import StepRunner
 from headrace.models.engine import TransformersEngine
@@ -25,6 +28,13 @@ def make_torch_runner(loaded: LoadedModel, *, num_blocks: int = POOL_BLOCKS) -> 
     """The generic runner."""
     pool_bytes = num_blocks * loaded.layout.kv_format.block_bytes
     return TorchRunner(loaded.model, loaded.layout, kv_pool_bytes=pool_bytes)
+
+
+def make_cuda_runner(loaded: LoadedModel, *, num_blocks: int = POOL_BLOCKS) -> StepRunner:
+    """The generic runner on a GPU, with CUDA graphs."""
+    device = torch.device("cuda")
+    model, layout = deepcopy(loaded.model).to(device), replace(loaded.layout, device=device)
+    return TorchRunner(model, layout, kv_pool_bytes=num_blocks * layout.kv_format.block_bytes)
 
 
 def make_native_runner(loaded: LoadedModel, *, num_blocks: int = POOL_BLOCKS) -> StepRunner:

@@ -211,6 +211,29 @@ def test_what_cannot_be_followed_is_refused(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"items":' * 200 + "{}" + "}" * 200,
+        r'{"const": "\ud800"}',
+        r'{"properties": {"\udfff": {}}}',
+        "true",
+        "[]",
+        '{"maximum": 1e999}',
+        '{"const": NaN}',
+    ],
+    ids=range(7),
+)
+def test_what_only_the_library_cannot_read_is_refused(
+    schema: str, compiler: GrammarCompiler
+) -> None:
+    """Python's JSON takes them; the request was tried again and again, and ended as a failure of
+    ours.
+    """
+    with pytest.raises(GrammarError):
+        compiler.compile(schema)
+
+
 def test_a_schema_that_explodes_is_refused(compiler: GrammarCompiler) -> None:
     """4^6 ways to combine six choices of four; the text does not quote the library's insides."""
     choices = [

@@ -258,9 +258,22 @@ def test_first_step_of_an_idle_engine_is_a_batch(
     """Requests that come one after the other within the window begin together."""
     runner = StepwiseRunner(make_runner(tiny_model))
     run = make_engine(runner=runner, max_batch_size=3, batch_window_ms=WAIT_S * 1000)
+    run.engine.expect(3)
     run.add(*(request(str(i), PROMPTS[0], max_tokens=1) for i in range(3)))
     assert runner.batches.get(timeout=WAIT_S) == 3
     runner.allow()
+    run.finish()
+
+
+def test_a_request_that_comes_alone_does_not_wait(make_engine: MakeEngine) -> None:
+    """Not for those that nobody expects, nor for one that was expected and is refused."""
+    run = make_engine(max_batch_size=3, batch_window_ms=2 * WAIT_S * 1000)
+    run.run_one(request("alone", PROMPTS[0], max_tokens=1))
+    run.engine.expect(2)
+    run.add(request("first", PROMPTS[0], max_tokens=1))
+    run.engine.expect(-1)
+    assert run.outputs.empty()
+    run.engine.expect(-1)
     run.finish()
 
 

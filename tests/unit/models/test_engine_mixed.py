@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
-    return load_model(folder, dtype="float32", device="cpu")
+    return load_model(folder, dtype="float32", device="cpu", native=False)
 
 
 @pytest.fixture(scope="module")

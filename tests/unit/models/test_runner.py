@@ -11,7 +11,7 @@ from headrace.models.kv_cache import KVPoolError
 from headrace.models.loading import LoadedModel
 from headrace.models.runner import TorchRunner
 
-POOL_BYTES = 1 << 20
+POOL_BYTES = 2 << 20
 
 
 class SpoiledModel:

@@ -1,6 +1,7 @@
 """A worker's parts wired for tests: everything real but Redis, Kafka and the model."""
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -144,6 +145,8 @@ class MemoryJournal(Journal):
         if found.token > token:
             return Claim(ClaimKind.FENCED)
         found.token = token
+        if not (found.entry.start or found.entry.ending or found.entry.done):
+            found.entry = replace(found.entry, attempt=token)
         return Claim(ClaimKind.RESUMED, found.entry)
 
     async def flush(self, flushes: Sequence[tuple[Generation, Flush]]) -> list[FlushResult]:
@@ -314,6 +317,7 @@ class ScriptedEngine:
         self.running: dict[str, tuple[EngineRequest, ByteStream]] = {}
         self.problem: Exception | None = None
         self.added: list[EngineRequest] = []
+        self.num_expected = 0
 
     def add(self, request: EngineRequest) -> None:
         if self.problem is not None:
@@ -326,6 +330,10 @@ class ScriptedEngine:
         self.running[request.key] = (request, stream)
         self.added.append(request)
         self._calls.note("add", request.key)
+
+    def expect(self, change: int) -> None:
+        self.num_expected += change
+        assert self.num_expected >= 0
 
     def cancel(self, key: str) -> None:
         """At the next step boundary, as the real one does."""
@@ -361,7 +369,12 @@ class ScriptedEngine:
 
 
 class PlainEncoder:
-    """Bytes as token ids, messages behind each other."""
+    """Bytes as token ids, messages behind each other; a long prompt waits until it may."""
+
+    def __init__(self) -> None:
+        self.may_encode = threading.Event()
+        self.may_encode.set()
+        self.num_encoded = 0
 
     def encode_messages(self, messages: Sequence[ChatMessage]) -> list[int]:
         return self.encode_prompt("".join(message["content"] for message in messages))
@@ -369,6 +382,8 @@ class PlainEncoder:
     def encode_prompt(self, text: str) -> list[int]:
         if BROKEN_TEXT in text:
             raise RuntimeError("the encoder broke")
+        assert self.may_encode.wait(10)
+        self.num_encoded += 1
         return list(text.encode())
 
     def extend(
@@ -419,8 +434,8 @@ class Pipeline:
             on_cancel=self.deliveries.on_cancel,
             on_fenced=self.deliveries.on_fenced,
         )
-        aliases, encoder = frozenset({"tiny"}), PlainEncoder()
-        model = ServedModel("tiny", aliases, "fp-1", 10_000, 300, 1_000, encoder, grammars())
+        aliases, self.encoder = frozenset({"tiny"}), PlainEncoder()
+        model = ServedModel("tiny", aliases, "fp-1", 10_000, 300, 1_000, self.encoder, grammars())
         self.parts = Parts(
             self.engine,
             model,

@@ -5,13 +5,16 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from headrace.models.engine import EngineStoppedError
 from headrace.models.request import EngineError, EngineErrorCode
 from headrace.schemas.request import Record, decode_request
-from headrace.streams.generation import Ending, JournalEntry, Start
+from headrace.streams.delivery import THREAD_ABOVE_BYTES
+from headrace.streams.generation import Ending, Generation, JournalEntry, Start
 from headrace.streams.session_store import SessionRecord
+from tests.fakes import ByteStream
 from tests.unit.streams.pipeline import BROKEN_TEXT, PARTITION, PLACE, Pipeline, pipeline
 
 
@@ -251,6 +254,77 @@ async def test_a_cancelled_request_that_breaks_preparation_does_not_end_the_work
         await p.say("r3", "3", finish=True)
         await p.finished("r3")
         assert not p.is_open("r2")
+
+
+async def test_a_cancel_while_the_prompt_is_made_gives_every_owner_the_same_last_event() -> None:
+    """Its end was journaled without prompt and seed, and then published with them."""
+    async with pipeline() as p:
+        p.publisher.acknowledging = False
+        record = p.record("r1")
+        long = replace(record, value=(record.value or b"") + b" " * THREAD_ABOVE_BYTES)
+        p.encoder.may_encode.clear()
+        await p.take(long)
+        await p.settle()
+        p.redis.answering.clear()
+        p.deliveries.cancel(tenant="default", request_id="r1", session_id="s1")
+        await p.settle()  # the flush of its end is on its way
+        p.encoder.may_encode.set()
+        await p.until(lambda: p.encoder.num_encoded)
+        await p.settle()
+        p.redis.answering.set()
+        await p.changes.until(lambda: ("last", "r1") in p.calls)
+        entry = p.journal.of("r1").entry
+        next_owners = Generation(decode_request(long), token=10**15, attempt=entry.attempt)
+        next_owners.restore(entry, ByteStream())
+        (again,) = next_owners.take_publishable()
+        (shown,) = p.publisher.log
+        assert orjson.loads(again.value) == shown
+        p.publisher.acknowledging = True
+        p.publisher.acknowledge()
+        await p.finished("r1")
+
+
+async def test_after_an_unanswered_claim_the_next_owner_starts_a_larger_attempt() -> None:
+    """Redis went away with the answer, so it was answered without a journal, in part.
+
+    The next owner found the claimed journal, and went on under its attempt: readers ignored it.
+    """
+    async with pipeline() as p:
+        record = p.record("r1")
+        assignment = p.ownership.get(PARTITION)
+        assert assignment is not None
+        await p.journal.claim(decode_request(record), token=assignment.token, may_create=True)
+        p.redis.go_away()
+        await p.take(record)
+        await p.say("r1", "ab")
+        await p.changes.until(lambda: "publish" in p.calls.of("r1"))
+        p.lose_partitions()  # it ends without a word to Redis
+        await p.until(lambda: len(p.deliveries) == 0)
+        p.redis.come_back()
+        p.assign()
+        await p.take(record)
+        await p.say("r1", "ab", finish=True)
+        await p.finished("r1")
+        attempts = [event["attempt"] for event in p.publisher.log]
+        assert attempts == sorted(set(attempts)), "a larger one, so that readers follow it"
+
+
+async def test_an_owner_that_begins_anew_draws_the_same_seed() -> None:
+    """Nothing of a journal is left, and the request names no seed: still the same text."""
+    async with pipeline() as p:
+        records = [p.record(name, seed=None, session=name) for name in ("r1", "r2")]
+        for record in records:
+            await p.take(record)
+        for name in ("r1", "r2"):
+            await p.started(name)
+        p.lose_partitions()
+        await p.until(lambda: len(p.deliveries) == 0)
+        p.journal.forget_everything()
+        p.assign()
+        await p.take(records[0])
+        await p.until(lambda: len(p.engine.added) == 3)
+        first, second, anew = (request.sampling.seed for request in p.engine.added)
+        assert anew == first != second
 
 
 async def test_a_turn_that_was_stored_before_the_crash_does_not_end_the_worker() -> None:
@@ -578,6 +652,7 @@ async def test_an_unjournaled_answer_is_fenced_when_another_has_started_it() -> 
         p.journal.fences[PARTITION] = other
         p.redis.come_back()
         await p.journal.claim(decode_request(record), token=other, may_create=True)
+        p.journal.of("r1").entry = JournalEntry(other, start())
         await p.until(lambda: len(p.engine.added) == 2)
         await p.say("r1", "xyz", finish=True)
         await p.finished("r1")

@@ -14,7 +14,7 @@ from headrace.streams.flusher import (
     Flusher,
     flush_interval_s,
 )
-from headrace.streams.generation import Ending, Flush, Generation, Standing
+from headrace.streams.generation import Ending, Flush, Generation, JournalEntry, Standing
 from headrace.streams.journal import FlushResult
 from tests.unit.streams.pipeline import MemoryJournal, Pipeline, pipeline
 
@@ -246,6 +246,76 @@ async def test_what_redis_loses_while_it_is_away_is_a_larger_attempt() -> None:
         await p.until(lambda: p.text("r1") == "ababcd")
         attempts = [event["attempt"] for event in p.publisher.log]
         assert attempts[0] < attempts[1]
+
+
+async def test_what_comes_after_an_unanswered_adopt_is_held_back() -> None:
+    """The journal may stand, and the next owner would go on from what it holds.
+
+    Text was published behind it under the lease: after a crash the same numbers had two contents.
+    """
+
+    class UnansweredJournal(MemoryJournal):
+        answers = False
+
+        async def adopt(
+            self, generation: Generation, entry: JournalEntry, *, may_create: bool
+        ) -> FlushResult:
+            result = await super().adopt(generation, entry, may_create=may_create)
+            if self.answers:
+                return result
+            p.redis.go_away()
+            return FlushResult.AWAY
+
+    async with pipeline() as p:
+        journal = UnansweredJournal(p.redis, p.calls)
+        flusher = Flusher(
+            journal,
+            p.redis,
+            p.publisher,
+            p.ownership,
+            p.lease,
+            on_cancel=lambda _: None,
+            on_fenced=lambda _: None,
+        )
+        generation = running(p)
+        generation.standing = Standing.UNJOURNALED
+        p.redis.go_away()
+        for text, back in (("a", False), ("b", True), ("c", False)):
+            generation.extend(list(text.encode()), text)
+            flusher.touch(generation)
+            if back:
+                p.redis.come_back()
+            await flusher.tick()
+        assert p.text("r1") == "a"
+        assert bytes(journal.of("r1").entry.ids) == b"ab"
+        p.redis.come_back()
+        journal.answers = True
+        await flusher.tick()
+        assert p.text("r1") == "abc"
+        assert bytes(journal.of("r1").entry.ids) == b"abc"
+        assert [event["attempt"] for event in p.publisher.log] == [generation.attempt] * 3
+        assert generation.standing is Standing.JOURNALED
+
+
+async def test_an_unjournaled_answer_waits_for_redis_after_another_assignment() -> None:
+    """This process may have been expelled and taken back: readers may follow another's attempt.
+
+    It went on under its own, which they ignore, and committed the request at its end.
+    """
+    async with pipeline() as p:
+        p.redis.go_away()
+        generation = running(p)
+        generation.standing = Standing.UNJOURNALED
+        make(p, generation, "ab")
+        await p.until(lambda: p.text("r1") == "ab")
+        p.assign(end_offset=p.next_offset)
+        make(p, generation, "cd")
+        await asyncio.sleep(0.12)  # two retries
+        assert p.text("r1") == "ab"
+        p.redis.come_back()
+        await p.until(lambda: p.text("r1") == "ababcd")
+        attempts = [event["attempt"] for event in p.publisher.log]
+        assert attempts[0] < attempts[1] == p.journal.of("r1").entry.attempt
 
 
 async def test_a_new_owner_publishes_what_was_not_acknowledged() -> None:

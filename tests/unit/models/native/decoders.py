@@ -1,12 +1,19 @@
-"""Small random models of the architectures that the native decoder does."""
+"""Small random models of the architectures that the native decoder does, and runners of them."""
 
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from headrace.models.batch import BLOCK_TOKENS, RowInput, Wanted
+from headrace.models.native.convert import convert
+from headrace.models.native.library import Library
+from headrace.models.native.runner import NativeRunner
+
 VOCAB = 203
 """Not a multiple of 32: the last outputs of the head are padding."""
+
+MAX_TOKENS, MAX_ROWS, NUM_BLOCKS = 640, 24, 96
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -69,3 +76,25 @@ def make_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
                 noise = torch.randn_like(parameter) * 0.3
                 parameter.copy_(noise if name.endswith("bias") else 1.0 + noise)
     return model.to(dtype).eval()
+
+
+def make_runner(model: Any, num_threads: int = 2, library: Library | None = None) -> NativeRunner:
+    decoder = convert(model, 2048, num_threads=num_threads, library=library)
+    pool_bytes = NUM_BLOCKS * decoder.shape.block_bytes
+    return NativeRunner(decoder, kv_pool_bytes=pool_bytes, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS)
+
+
+def ids_of(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+
+
+def blocks_of(place: int, num_tokens: int = 640) -> list[int]:
+    """Blocks of one of the places that rows can have, scattered over the pool."""
+    count = -(-num_tokens // BLOCK_TOKENS)
+    return [(place * 20 + i) * 37 % NUM_BLOCKS for i in range(count)]
+
+
+def run_one(runner: NativeRunner, ids: list[int], place: int = 0) -> torch.Tensor:
+    row = RowInput(blocks_of(place), 0, ids, Wanted.LOGITS)
+    return runner.run([row]).logits[0].clone()

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from headrace.models.native import build
 from headrace.models.native.build import NativeUnavailableError, build_library
@@ -54,6 +55,67 @@ def test_sources_that_do_not_compile(empty_cache: Path, small_source: Path) -> N
     with pytest.raises(NativeUnavailableError, match=r"fails: .*error"):
         build_library()
     assert not list((empty_cache / "native").glob("*.so"))
+
+
+def test_what_killed_runs_left_is_swept_away(empty_cache: Path, small_source: Path) -> None:
+    left = empty_cache / "native" / "unfinished-abc"
+    left.mkdir(parents=True)
+    (left / "half.so").write_bytes(b"half")
+    build_library()
+    assert not left.exists()
+
+
+def test_a_damaged_library_is_compiled_again(empty_cache: Path) -> None:
+    """It was taken for good for ever, and the worker was slow for ever."""
+    path = build_library()
+    path.write_bytes(b"not a library")
+    assert Library().kernels(torch.float32)
+
+
+def test_a_cache_that_cannot_be_made_is_a_refusal(
+    small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker died of it, where it could have run without."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(build, "user_cache_dir", lambda: tmp_path / "file")
+    with pytest.raises(NativeUnavailableError, match="no library can be compiled"):
+        build_library()
+
+
+def test_no_home_is_a_refusal(small_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "user_cache_dir", no_home)
+    with pytest.raises(NativeUnavailableError, match="home"):
+        build_library()
+
+
+def test_a_compiled_library_needs_no_lock(empty_cache: Path, small_source: Path) -> None:
+    """As in an image whose files cannot be written."""
+    path = build_library()
+    (path.parent / "lock").unlink()
+    (path.parent / "lock").mkdir()
+    assert build_library() == path
+
+
+@pytest.mark.parametrize("script", ["exec sleep 60", "exit 3", "kill -9 $$"])
+def test_a_compiler_that_does_not_work(
+    script: str,
+    empty_cache: Path,
+    small_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that hangs, too: also when it is asked for its version."""
+    broken = tmp_path / "c++"
+    broken.write_text(f"#!/bin/sh\n{script}\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(build, "COMPILERS", (str(broken),))
+    monkeypatch.setattr(build, "VERSION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.2)
+    with pytest.raises(NativeUnavailableError):
+        build_library()
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:

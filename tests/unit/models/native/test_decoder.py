@@ -8,15 +8,25 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.models.batch import BLOCK_TOKENS, RowInput, StepLogits, Wanted
+from headrace.models.batch import RowInput, StepLogits, Wanted
 from headrace.models.native.build import FLAGS, NativeUnavailableError, build_library
 from headrace.models.native.convert import convert
 from headrace.models.native.library import Library, Weight
 from headrace.models.native.runner import NativeRunner
-from tests.unit.models.native.decoders import ARCHITECTURES, VOCAB, make_model
+from tests.unit.models.native.decoders import (
+    ARCHITECTURES,
+    MAX_ROWS,
+    MAX_TOKENS,
+    NUM_BLOCKS,
+    VOCAB,
+    blocks_of,
+    ids_of,
+    make_model,
+    make_runner,
+    run_one,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
-MAX_TOKENS, MAX_ROWS, NUM_BLOCKS = 640, 24, 96
 
 RunnerOf = Callable[[torch.dtype], NativeRunner]
 
@@ -32,28 +42,6 @@ def runner_of() -> RunnerOf:
         return made[dtype]
 
     return runner
-
-
-def make_runner(model: Any, num_threads: int = 2, library: Library | None = None) -> NativeRunner:
-    decoder = convert(model, 2048, num_threads=num_threads, library=library)
-    pool_bytes = NUM_BLOCKS * decoder.shape.block_bytes
-    return NativeRunner(decoder, kv_pool_bytes=pool_bytes, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS)
-
-
-def ids_of(seed: int, count: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
-
-
-def blocks_of(place: int, num_tokens: int = 640) -> list[int]:
-    """Blocks of one of the places that rows can have, scattered over the pool."""
-    count = -(-num_tokens // BLOCK_TOKENS)
-    return [(place * 20 + i) * 37 % NUM_BLOCKS for i in range(count)]
-
-
-def run_one(runner: NativeRunner, ids: list[int], place: int = 0) -> torch.Tensor:
-    row = RowInput(blocks_of(place), 0, ids, Wanted.LOGITS)
-    return runner.run([row]).logits[0].clone()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -259,12 +247,14 @@ def _scaled(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _variants() -> list[tuple[str, ...]]:
-    """Other instruction sets that this processor has, too."""
+    """Other instruction sets that this processor has, too; and a compiler that looks at the code in
+    another way, which once lost the configuration of the tiles: the process was killed.
+    """
     with open("/proc/cpuinfo", encoding="utf-8") as info:
         has = set(info.read().split())
     found: list[tuple[str, ...]] = [()]
     if "amx_bf16" in has:
-        found.append(("-mno-amx-bf16",))
+        found += [("-O2",), ("-mno-amx-bf16",)]
     if {"avx2", "fma"} <= has:
         found.append(("-mno-amx-bf16", "-mno-avx512f"))
     return found
