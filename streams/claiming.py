@@ -107,7 +107,7 @@ class Claimant:
     def _may_go_unjournaled(self) -> bool:
         return (
             not self._scripts.available.is_set()
-            and self._ownership.came_since(self._partition, self._decoded.record.offset)
+            and self._ownership.came_since(self._decoded.record)
             and self._lease.held(time.monotonic())
         )
 

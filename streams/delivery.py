@@ -7,6 +7,7 @@ What a generation *is* stands in generation.py; this file only moves it along.
 
 import asyncio
 import time
+from functools import partial
 
 import structlog
 
@@ -42,8 +43,6 @@ log = structlog.get_logger(__name__)
 
 THREAD_ABOVE_BYTES = 32_768
 """Tokenising 0.98 MB took 1.7 to 3.1 s on a loaded machine: this much, some 0.1 s."""
-
-CANCELLED = Ending(finish_reason="cancelled")
 
 
 class Delivery:
@@ -207,10 +206,9 @@ class Delivery:
 
     async def _prepare(self, session: SessionRecord) -> Start:
         """Long prompts in a thread: tokenising one must not hold up the streams of the others."""
-        arguments = (self.decoded, session, self._parts.model)
-        if len(self.decoded.record.value or b"") < THREAD_ABOVE_BYTES:
-            return prepare(*arguments, now_s=time.time())
-        return await asyncio.to_thread(prepare, *arguments, now_s=time.time())
+        work = partial(prepare, self.decoded, session, self._parts.model, now_s=time.time())
+        is_long = len(self.decoded.record.value or b"") >= THREAD_ABOVE_BYTES
+        return await asyncio.to_thread(work) if is_long else work()
 
     async def _grammar(self) -> Grammar | None:
         request = self.decoded.request
@@ -278,7 +276,7 @@ class Delivery:
             return
         if self._stream is not None:
             generation.extend([], self._stream.finish())
-        self._end(generation, CANCELLED)
+        self._end(generation, Ending(finish_reason="cancelled"))
 
     def _end(self, generation: Generation, ending: Ending) -> None:
         generation.end(ending)
@@ -327,8 +325,7 @@ class Delivery:
                 self.decoded, session, start, generation.ids, generation.text
             )
         except Exception as problem:
-            # the answer stands in the log already; the session went on without it, or was stored
-            # before a crash, or its question cannot be encoded: no reason to end the worker
+            # the answer is in the log; the session went on, was stored before, or cannot be encoded
             if not isinstance(problem, RequestError):
                 log.exception("turn not stored", request_id=self.decoded.request_id)
             self._parts.metrics.sessions_unstored.labels("does not fit").inc()
@@ -349,18 +346,15 @@ class Delivery:
                 )
             except UnavailableError:
                 if self._may_finish_alone(generation):
-                    token = self._token(generation)
                     self._parts.sessions.store_later(
-                        generation, record, read_version=read_version, token=token
+                        generation, record, read_version=read_version, token=self._token(generation)
                     )
                     return "ok"
                 await self._parts.scripts.back()
 
     def _may_finish_alone(self, generation: Generation) -> bool:
         """Whether Redis need not be waited for: there is no journal that another could have."""
-        record = self.decoded.record
-        is_alone = self._parts.ownership.came_since(record.partition, record.offset)
-        return generation.has_no_journal and is_alone
+        return generation.has_no_journal and self._parts.ownership.came_since(self.decoded.record)
 
     def _token(self, generation: Generation) -> int:
         """The newest token of this owner: a turn before this one may have been stored under it."""

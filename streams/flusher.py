@@ -245,8 +245,7 @@ class Flusher:
 
     def _is_alone(self, generation: Generation) -> bool:
         """Whether nobody else can have started it."""
-        record = generation.decoded.record
-        return self._ownership.came_since(record.partition, record.offset)
+        return self._ownership.came_since(generation.decoded.record)
 
     def _leased(self, generation: Generation) -> bool:
         owned = self._ownership.owns(generation.decoded.record.partition)

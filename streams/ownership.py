@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from threading import Lock
 
+from headrace.schemas.request import Record
+
 LEASE_MARGIN = 0.25
 """Part of the session timeout by which the lease ends early: an act that was allowed at its last
 moment must reach Kafka before the group can give the partition away."""
@@ -102,15 +104,15 @@ class Ownership:
     def get(self, partition: int) -> Assignment | None:
         return self._assignments.get(partition)
 
-    def came_since(self, partition: int, offset: int) -> bool:
-        """Whether a record came after the partition's assignment: nobody else can have started it.
+    def came_since(self, record: Record) -> bool:
+        """Whether it came after its partition's assignment: nobody else can have started it.
 
         No longer true of what this process has begun itself, once there is another assignment.
         """
-        assignment = self._assignments.get(partition)
+        assignment = self._assignments.get(record.partition)
         if assignment is None or assignment.end_offset is None:
             return False
-        return offset >= assignment.end_offset
+        return record.offset >= assignment.end_offset
 
     def owns(self, partition: int) -> bool:
         return partition in self._assignments

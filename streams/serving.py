@@ -104,11 +104,7 @@ class Serving:
             on_fenced=self._deliveries.on_fenced,
         )
         self._engine = build_engine(
-            settings,
-            loaded,
-            runner,
-            on_outputs=self._on_outputs,
-            on_death=self._on_engine_death,
+            settings, loaded, runner, on_outputs=self._on_outputs, on_death=self._on_engine_death
         )
         self._kv = self._redis_tier()
         parts = Parts(

@@ -1,13 +1,16 @@
 """The threads of native decoders: as many as the system gives, and none left behind."""
 
 import ctypes
+import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
-from headrace.models.native import convert
+from headrace.models.native import build, convert
 from headrace.models.native.library import Library, NativeDecoder
 from headrace.models.native.runner import NativeRunner
 from tests.unit.models.native.decoders import (
@@ -65,3 +68,32 @@ def test_decoders_leave_no_thread() -> None:
     for _ in range(20):
         run_one(make_runner(model, num_threads=3), ids_of(1, 9))
     assert num_threads() == before
+
+
+CLOSES_POOLS = """
+#include "pool.h"
+
+extern "C" int run_and_close(int num_pools) {
+  std::atomic<int> num_done{0};
+  for (int i = 0; i < num_pools; i++) {
+    hr::Pool pool(9);
+    for (int phase = 0; phase < i % 4; phase++) pool.run(5, [&](int, int) { num_done++; });
+  }
+  return num_done;
+}
+"""
+
+
+def test_closing_never_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that looked for work just then missed the end, and was waited for for ever."""
+    make_runner(make_model())  # which asks the system for the tile registers
+    for header in ("pool.h", "vec.h"):
+        shutil.copy(build.SOURCES / header, tmp_path)
+    (tmp_path / "headrace.cpp").write_text(CLOSES_POOLS)
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    library = ctypes.CDLL(str(build.build_library()))
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(library.run_and_close(4000)), daemon=True)
+    thread.start()
+    thread.join(15)
+    assert found == [5 * 1000 * (1 + 2 + 3)]
