@@ -103,7 +103,7 @@ def load_model(
     if dtype == "auto" and decoder is None and target.type == "cpu":
         model.to(torch.float32)
         layout = _probe_layout(model)
-    kernels = decoder.kernels if decoder else "torch"
+    kernels = [decoder.kernels, decoder.probe] if decoder else ["torch"]
     settings = {
         "device": target.type,
         "max_model_len": max_model_len,

@@ -4,6 +4,7 @@ A model qualifies by its structure, and is believed only after its logits were c
 of transformers (`check`).
 """
 
+import hashlib
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 _MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _PROBE_TOKENS = 40
+_DIGEST_CHARS = 16
 _MAX_RELATIVE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.06}
 _MAX_INT8_ERROR = 0.2
 
@@ -43,7 +45,7 @@ def convert(
     shape = _shape(model, max_positions, int8=int8)
     decoder = NativeDecoder(library or Library(), shape, num_threads=num_threads)
     _hand_over(model, decoder)
-    _check(model, decoder)
+    decoder.probe = _check(model, decoder)
     return decoder
 
 
@@ -148,8 +150,11 @@ def _set_stacked(
 
 
 @torch.inference_mode()
-def _check(model: Any, decoder: NativeDecoder) -> None:
-    """Compare the logits behind a few arbitrary tokens with those of transformers."""
+def _check(model: Any, decoder: NativeDecoder) -> str:
+    """Compare the logits behind a few arbitrary tokens with those of transformers.
+
+    Returns their digest, bit by bit.
+    """
     vocab = decoder.shape.vocab
     num_tokens = min(_PROBE_TOKENS, decoder.shape.max_positions)
     ids = [(7919 * position + 13) % vocab for position in range(num_tokens)]
@@ -162,8 +167,8 @@ def _check(model: Any, decoder: NativeDecoder) -> None:
     blocks = range(-(-num_tokens // BLOCK_TOKENS))
     pool_bytes = len(blocks) * decoder.shape.block_bytes
     runner = NativeRunner(decoder, kv_pool_bytes=pool_bytes, max_tokens=num_tokens, max_rows=1)
-    found = runner.run([RowInput(blocks, 0, ids, Wanted.LOGITS)]).logits[0].double()
-    wanted = expected[0, -1].double()
+    logits = runner.run([RowInput(blocks, 0, ids, Wanted.LOGITS)]).logits[0]
+    found, wanted = logits.double(), expected[0, -1].double()
     error = float((found - wanted).norm() / wanted.norm())
     shape = decoder.shape
     limit = _MAX_INT8_ERROR if shape.int8_weights else _MAX_RELATIVE_ERROR[shape.dtype]
@@ -171,3 +176,4 @@ def _check(model: Any, decoder: NativeDecoder) -> None:
         raise NativeUnavailableError(
             f"the native step's logits differ from those of transformers by {error:.1%}"
         )
+    return hashlib.sha256(logits.numpy().tobytes()).hexdigest()[:_DIGEST_CHARS]

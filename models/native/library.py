@@ -158,6 +158,7 @@ class NativeDecoder:
 
     def __init__(self, library: Library, shape: DecoderShape, *, num_threads: int) -> None:
         self.shape, self.kernels = shape, library.kernels(shape.dtype)
+        self.probe = ""  # what a few tokens give, bit by bit; set when that was checked
         self._c = library.functions
         config = _Config(
             is_bf16=int(shape.dtype == torch.bfloat16),

@@ -87,10 +87,13 @@ extern "C" int run_and_close(int num_pools) {
 def test_closing_never_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that looked for work just then missed the end, and was waited for for ever."""
     make_runner(make_model())  # which asks the system for the tile registers
+    sources = tmp_path / "cpp"
+    sources.mkdir()
     for header in ("pool.h", "vec.h"):
-        shutil.copy(build.SOURCES / header, tmp_path)
-    (tmp_path / "headrace.cpp").write_text(CLOSES_POOLS)
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
+        shutil.copy(build.SOURCES / header, sources)
+    (sources / "headrace.cpp").write_text(CLOSES_POOLS)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "user_cache_dir", lambda: tmp_path)
     library = ctypes.CDLL(str(build.build_library()))
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(library.run_and_close(4000)), daemon=True)
