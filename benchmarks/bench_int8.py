@@ -7,8 +7,6 @@ Judged by: tokens per second as a ratio, and how many tokens of an answer come b
 that differs from the unquantised engine's.
 """
 
-import queue
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,12 +17,11 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from benchmarks.lib.headrace_engine import GREEDY, STALL_S, build_engine
+from benchmarks.lib.headrace_engine import TimedEngine, greedy_requests
 from benchmarks.lib.report import format_table, number, write_line
 from benchmarks.lib.workload import PromptMaker
 from headrace.models.conversation import ConversationEncoder
-from headrace.models.loading import QuantizeName, load_model
-from headrace.models.request import EngineOutput, EngineRequest
+from headrace.models.loading import DTypeName, QuantizeName, load_model
 from headrace.models.store import resolve_model
 
 PROMPT_TOKENS, NEW_TOKENS = 45, 64
@@ -53,34 +50,10 @@ Examples:
 """
 
 
-class TokenEngine:
-    """A started engine and the tokens that it gives."""
-
-    def __init__(self, path: Path, dtype: Literal["bfloat16", "float32"], kind: QuantizeName):
-        self._outputs: queue.SimpleQueue[list[EngineOutput]] = queue.SimpleQueue()
-        self.engine = build_engine(
-            load_model(path, dtype=dtype, device="cpu", quantize=kind),
-            on_outputs=self._outputs.put,
-            max_batch_size=64,
-            prefix_caching=False,
-            kv_pool_bytes=KV_POOL_BYTES,
-        )
-        self.engine.start()
-
-    def run(self, prompts: Sequence[list[int]]) -> tuple[float, list[list[int]]]:
-        """Seconds for all, and each one's answer."""
-        answers: list[list[int]] = [[] for _ in prompts]
-        num_open = len(prompts)
-        started_s = time.monotonic()
-        self.engine.expect(len(prompts))
-        for index, prompt in enumerate(prompts):
-            self.engine.add(EngineRequest(str(index), list(prompt), NEW_TOKENS, sampling=GREEDY))
-        self.engine.expect(-len(prompts))
-        while num_open:
-            for output in self._outputs.get(timeout=STALL_S):
-                answers[int(output.key)] += output.token_ids
-                num_open -= output.is_last
-        return time.monotonic() - started_s, answers
+def make_engine(path: Path, dtype: DTypeName, kind: QuantizeName) -> TimedEngine:
+    """One of the two engines, started."""
+    loaded = load_model(path, dtype=dtype, device="cpu", quantize=kind)
+    return TimedEngine(loaded, kv_pool_bytes=KV_POOL_BYTES)
 
 
 def num_equal(left: Sequence[int], right: Sequence[int]) -> int:
@@ -102,7 +75,7 @@ def main(
     path = Path(resolve_model(model))
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = PromptMaker(tokenizer)
-    engines = {kind: TokenEngine(path, dtype, kind) for kind in KINDS}
+    engines = {kind: make_engine(path, dtype, kind) for kind in KINDS}
     about = {"model": path.name, "dtype": dtype, "threads": threads}
     table: list[list[str]] = []
     with ExitStack() as stack:
@@ -124,14 +97,15 @@ def main(
 
 
 def speed(
-    engines: dict[QuantizeName, TokenEngine], prompts: PromptMaker, size: int, repetitions: int
+    engines: dict[QuantizeName, TimedEngine], prompts: PromptMaker, size: int, repetitions: int
 ) -> dict[str, Any]:
     """Tokens per second at one batch size."""
     times_s: dict[QuantizeName, list[float]] = {kind: [] for kind in engines}
     for repetition in range(repetitions):
         batch = prompts.prompts(size, PROMPT_TOKENS, seed=f"{size} {repetition}")
         for kind, engine in engines.items():
-            times_s[kind].append(engine.run(batch)[0])
+            done = engine.run(greedy_requests(batch, NEW_TOKENS))
+            times_s[kind].append(max(row[-1] for row in done.times_s) - done.started_s)
     speeds = {kind: size * NEW_TOKENS / median(values) for kind, values in times_s.items()}
     return {
         "bench": "int8",
@@ -143,11 +117,12 @@ def speed(
 
 
 def changes(
-    engines: dict[QuantizeName, TokenEngine], encoder: ConversationEncoder
+    engines: dict[QuantizeName, TimedEngine], encoder: ConversationEncoder
 ) -> dict[str, Any]:
     """How far the answers are the same."""
     prompts = [encoder.encode_messages([{"role": "user", "content": text}]) for text in QUESTIONS]
-    answers = {kind: engine.run(prompts)[1] for kind, engine in engines.items()}
+    requests = greedy_requests(prompts, NEW_TOKENS)
+    answers = {kind: engine.run(requests).token_ids for kind, engine in engines.items()}
     equal = list(map(num_equal, answers["none"], answers["int8"]))
     return {
         "bench": "int8_answers",

@@ -102,7 +102,7 @@ def load_model(
         raise UnsupportedModelError(f"only the native step on CPUs does {quantize}")
     if dtype == "auto" and decoder is None and target.type == "cpu":
         model.to(torch.float32)
-        layout = _probe_layout(model)
+        layout = replace(layout, dtype=torch.float32)
     kernels = [decoder.kernels, decoder.probe] if decoder else ["torch"]
     settings = {
         "device": target.type,

@@ -48,12 +48,14 @@ def build_engine(
 
 @dataclass(frozen=True)
 class TimedRun:
-    """When the tokens of a run came, by request, and how much of the prompts was not computed.
+    """The tokens of a run and when they came, by request, and how much of the prompts was not
+    computed.
 
     Units: `time.monotonic()`; tokens, of all requests together.
     """
 
     started_s: float
+    token_ids: list[list[int]]
     times_s: list[list[float]]
     cached_tokens: int
     fetched_tokens: int
@@ -85,6 +87,7 @@ class TimedEngine:
 
         Raises: the EngineError of a request that failed; queue.Empty if the engine stalls.
         """
+        token_ids: dict[str, list[int]] = {request.key: [] for request in requests}
         times_s: dict[str, list[float]] = {request.key: [] for request in requests}
         started_s = time.monotonic()
         self.engine.expect(len(requests))
@@ -98,12 +101,27 @@ class TimedEngine:
             for output in outputs:
                 if output.error is not None:
                     raise output.error
+                token_ids[output.key] += output.token_ids
                 times_s[output.key] += [arrived_s] * len(output.token_ids)
                 if output.is_last:
                     num_open -= 1
                     cached_tokens += output.cached_tokens
                     fetched_tokens += output.fetched_tokens
-        return TimedRun(started_s, list(times_s.values()), cached_tokens, fetched_tokens)
+        return TimedRun(
+            started_s,
+            list(token_ids.values()),
+            list(times_s.values()),
+            cached_tokens,
+            fetched_tokens,
+        )
+
+
+def greedy_requests(prompts: Sequence[list[int]], new_tokens: int) -> list[EngineRequest]:
+    """One request for each prompt, named by its place."""
+    return [
+        EngineRequest(str(index), list(prompt), new_tokens, sampling=GREEDY)
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 class HeadraceEngine(Measured):
@@ -123,11 +141,7 @@ class HeadraceEngine(Measured):
 
     def run(self, prompts: Sequence[list[int]], new_tokens: int) -> Run:
         """All requests at once; the text is made too, as a worker needs it."""
-        requests = [
-            EngineRequest(str(index), list(prompt), new_tokens, sampling=GREEDY)
-            for index, prompt in enumerate(prompts)
-        ]
-        done = self._timed.run(requests)
+        done = self._timed.run(greedy_requests(prompts, new_tokens))
         relative_s = [[at_s - done.started_s for at_s in row] for row in done.times_s]
         num_tokens = sum(map(len, relative_s))
         return Run(max(row[-1] for row in relative_s), num_tokens, relative_s)

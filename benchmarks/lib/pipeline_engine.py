@@ -11,14 +11,13 @@ from typing import Any
 
 from benchmarks.lib.exchange import Exchange, cpu_s, figures_of
 from benchmarks.lib.fake_runner import FakeRunner, FakeWork
+from benchmarks.lib.headrace_engine import GREEDY
 from benchmarks.lib.pipeline_worker import FAKE_VOCAB_SIZE
 from headrace.models.conversation import ConversationEncoder
-from headrace.models.request import EngineOutput, EngineRequest, SamplingParams
+from headrace.models.request import EngineOutput, EngineRequest
 from headrace.schemas.settings import Settings, load_settings
 from headrace.streams.serving import build_engine, served_runner
 from headrace.streams.worker import load_served_model
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 class EngineAlone:

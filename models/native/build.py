@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -105,12 +106,17 @@ def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[st
 def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     """Changes with the sources, the compiler, the flags and the processor."""
     digest = hashlib.sha256()
-    version = _run([compiler, "--version"], VERSION_TIMEOUT_S).stdout
-    for text in (version, *flags, platform.machine(), _processor()):
+    for text in (_version(compiler), *flags, platform.machine(), _processor()):
         digest.update(text.encode() + b"\0")
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+@cache
+def _version(compiler: str) -> str:
+    """What it says of itself; asked once, as the library is looked up several times at a start."""
+    return _run([compiler, "--version"], VERSION_TIMEOUT_S).stdout
 
 
 def _processor() -> str:

@@ -91,7 +91,6 @@ class StepRow(ctypes.Structure):
     _fields_ = (
         ("blocks", ctypes.c_void_p),
         ("token_ids", ctypes.c_void_p),
-        ("num_blocks", ctypes.c_int32),
         ("start", ctypes.c_int32),
         ("num_tokens", ctypes.c_int32),
         ("wanted", ctypes.c_int32),

@@ -57,7 +57,7 @@ class NativeRunner(StepRunner):
         for place, row in zip(step, rows, strict=True):
             blocks, token_ids = array("i", row.block_ids), array("i", row.token_ids)
             kept += [blocks, token_ids]
-            place.blocks, place.num_blocks = blocks.buffer_info()
+            place.blocks, _ = blocks.buffer_info()
             place.token_ids, place.num_tokens = token_ids.buffer_info()
             place.start, place.wanted = row.start, row.wanted
         num_wanted = sum(row.wanted is not Wanted.NOTHING for row in rows)

@@ -138,10 +138,8 @@ class Decoder final : public Model {
         return;
       }
       T* all = widened_[thread].template as<T>();  // many rows: widened once for all of them
-      const Widened<E> parts{bytes, {}};
       for (int depth = 0; depth < k / kDepth; depth++)
-        std::memcpy(all + depth * kPanelPair * kDepth, parts.at(depth),
-                    sizeof(T) * kPanelPair * kDepth);
+        widen<E>(bytes, depth, all + depth * kPanelPair * kDepth);
       with(Plain<E>{all}, scaled);
     });
   }
@@ -160,14 +158,19 @@ class Decoder final : public Model {
     });
   }
 
-  // One row of `from` into one row of the tiles at `to`.
-  void normalize(const float* from, const std::vector<float>& weight, T* to, int row) const {
+  // 1 / the root mean square.
+  float inverse_rms(const float* from, int size) const {
     f16v squares = {};
-    for (int at = 0; at < c_.hidden; at += kLanes) {
+    for (int at = 0; at < size; at += kLanes) {
       const f16v x = load<f16v>(from + at);
       squares += x * x;
     }
-    const float factor = 1.0f / std::sqrt(sum(squares) / c_.hidden + c_.norm_eps);
+    return 1.0f / std::sqrt(sum(squares) / size + c_.norm_eps);
+  }
+
+  // One row of `from` into one row of the tiles at `to`.
+  void normalize(const float* from, const std::vector<float>& weight, T* to, int row) const {
+    const float factor = inverse_rms(from, c_.hidden);
     for (int at = 0; at < c_.hidden; at += kLanes)
       E::put(to + tile_offset(row, at, c_.hidden),
              load<f16v>(from + at) * factor * load<f16v>(weight.data() + at));
@@ -258,15 +261,7 @@ class Decoder final : public Model {
 
   void turn(const float* from, const std::vector<float>& norm, int position, float* to) const {
     const int half = c_.head_dim / 2;
-    float factor = 1.0f;
-    if (!norm.empty()) {
-      f16v squares = {};
-      for (int at = 0; at < c_.head_dim; at += kLanes) {
-        const f16v x = load<f16v>(from + at);
-        squares += x * x;
-      }
-      factor = 1.0f / std::sqrt(sum(squares) / c_.head_dim + c_.norm_eps);
-    }
+    const float factor = norm.empty() ? 1.0f : inverse_rms(from, c_.head_dim);
     const float* cos = weights_.cos.data() + static_cast<size_t>(position) * half;
     const float* sin = weights_.sin.data() + static_cast<size_t>(position) * half;
     for (int at = 0; at < half; at += kLanes) {

@@ -55,8 +55,20 @@ struct Plain {
   inline const typename E::T* next(int k) const { return pair + kPanelPair * k; }
 };
 
-// A pair of bytes, widened to numbers of the model's type (which hold each of them exactly) a few
-// parts at a time: they do not leave the nearest cache.
+// Part `depth` of a pair of bytes, as numbers of the model's type, which hold each of them exactly.
+template <class E>
+inline void widen(const int8_t* pair, int depth, typename E::T* to) {
+  constexpr int kSize = kPanelPair * kDepth;
+  const int8_t* from = pair + depth * kSize;
+  for (int i = 0; i < kSize; i += 4 * kLanes) {
+    __builtin_prefetch(from + i + 4096);
+    for (int j = i; j < i + 4 * kLanes; j += kLanes)
+      E::put(to + j, from_int8(load<c16v>(from + j)));
+  }
+  written(to);
+}
+
+// A pair of bytes, widened a few parts at a time: they do not leave the nearest cache.
 template <class E>
 struct Widened {
   static constexpr int kParts = 4;
@@ -64,15 +76,8 @@ struct Widened {
   alignas(64) mutable typename E::T parts[kParts * kPanelPair * kDepth];
 
   inline const typename E::T* at(int depth) const {
-    constexpr int kSize = kPanelPair * kDepth;
-    const int8_t* from = pair + depth * kSize;
-    typename E::T* to = parts + depth % kParts * kSize;
-    for (int i = 0; i < kSize; i += 4 * kLanes) {
-      __builtin_prefetch(from + i + 4096);
-      for (int j = i; j < i + 4 * kLanes; j += kLanes)
-        E::put(to + j, from_int8(load<c16v>(from + j)));
-    }
-    written(to);
+    typename E::T* to = parts + depth % kParts * kPanelPair * kDepth;
+    widen<E>(pair, depth, to);
     return to;
   }
   inline const typename E::T* next(int) const { return parts; }  // it pages in for itself

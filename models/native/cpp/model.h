@@ -69,7 +69,7 @@ extern "C" struct hr_config {
 extern "C" struct hr_row {
   const int32_t* blocks;
   const int32_t* token_ids;
-  int32_t num_blocks, start, num_tokens, wanted;  // wanted: 0 nothing, 1 greedy, 2 logits
+  int32_t start, num_tokens, wanted;  // wanted: 0 nothing, 1 greedy, 2 logits
 };
 
 enum Weight : int32_t {

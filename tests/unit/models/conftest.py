@@ -15,13 +15,12 @@ from tests.tiny_model import make_tiny_tokenizer
 from tests.unit.models.engine_run import (
     POOL_BLOCKS,
     EngineRun,
+    Generate,
     MakeRunner,
     make_cuda_runner,
     make_native_runner,
     make_torch_runner,
 )
-
-Generate = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(scope="session")

@@ -127,3 +127,10 @@ class EngineRun:
     def run_one(self, request: EngineRequest) -> Answer:
         """Run one request to its end."""
         return self.run(request)[request.key]
+
+
+MakeEngine = Callable[..., EngineRun]
+"""Makes an engine of the tiny model that is stopped at the end of the test."""
+
+Generate = Callable[[list[int], int], list[int]]
+"""The oracle: prompt and number of tokens in, the tokens of `model.generate` out."""

@@ -1,7 +1,7 @@
 """Answers of a prescribed form from a real engine on a tiny model with random weights."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,7 @@ from headrace.models.request import (
     SamplingParams,
 )
 from tests.schemas_of_answers import SCHEMAS, closing_bias, is_valid
-from tests.unit.models.engine_run import EngineRun
-
-MakeEngine = Callable[..., EngineRun]
+from tests.unit.models.engine_run import MakeEngine
 
 EOS_ID = 2
 NUMBER = {"type": "integer"}

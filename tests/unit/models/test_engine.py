@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,11 +16,8 @@ from headrace.models.request import (
     FinishReason,
     SamplingParams,
 )
-from tests.unit.models.engine_run import WAIT_S, EngineRun, MakeRunner
+from tests.unit.models.engine_run import WAIT_S, Generate, MakeEngine, MakeRunner
 from tests.unit.models.runners import POISON_ID, NotANumberRunner, PoisonedRunner, StepwiseRunner
-
-MakeEngine = Callable[..., EngineRun]
-Generate = Callable[[list[int], int], list[int]]
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(

@@ -3,7 +3,7 @@ in the data. Whoever reuses them computes again, and answers as if they had neve
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -18,16 +18,13 @@ from headrace.models.request import (
     KVBlock,
     SamplingParams,
 )
-from tests.unit.models.engine_run import WAIT_S, EngineRun, MakeRunner
+from tests.unit.models.engine_run import WAIT_S, EngineRun, Generate, MakeEngine, MakeRunner
 from tests.unit.models.runners import (
     POISON_ID,
     CountingRunner,
     NotANumberRunner,
     StepwiseRunner,
 )
-
-MakeEngine = Callable[..., EngineRun]
-Generate = Callable[[list[int], int], list[int]]
 
 NUM_TOKENS = 20
 PROMPT = [3 + 11 * i % 450 for i in range(200)]

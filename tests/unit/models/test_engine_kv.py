@@ -21,7 +21,7 @@ from headrace.models.request import (
     KVBlock,
     SamplingParams,
 )
-from tests.unit.models.engine_run import WAIT_S, EngineRun, MakeRunner
+from tests.unit.models.engine_run import WAIT_S, EngineRun, Generate, MakeEngine, MakeRunner
 from tests.unit.models.runners import (
     POISON_ID,
     CountingRunner,
@@ -29,9 +29,6 @@ from tests.unit.models.runners import (
     PoisonedRunner,
     StepwiseRunner,
 )
-
-MakeEngine = Callable[..., EngineRun]
-Generate = Callable[[list[int], int], list[int]]
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.95, ignore_eos=True)

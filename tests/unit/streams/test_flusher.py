@@ -1,7 +1,7 @@
 """Journal before publish: what is written, held back and shown for any answer of the journal."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -40,6 +40,27 @@ def make(p: Pipeline, generation: Generation, text: str) -> None:
     p.flusher.touch(generation)
 
 
+def flusher_of(
+    p: Pipeline,
+    *,
+    journal: MemoryJournal | None = None,
+    on_cancel: Callable[[Generation], None] = lambda _: None,
+    on_fenced: Callable[[Generation], None] = lambda _: None,
+    interval_s: Callable[[int], float] = flush_interval_s,
+) -> Flusher:
+    """One over the parts of a pipeline, beside its own."""
+    return Flusher(
+        journal or p.journal,
+        p.redis,
+        p.publisher,
+        p.ownership,
+        p.lease,
+        on_cancel=on_cancel,
+        on_fenced=on_fenced,
+        interval_s=interval_s,
+    )
+
+
 async def test_nothing_is_published_before_the_journal_has_answered() -> None:
     """However long that takes, and whatever the engine makes meanwhile."""
     async with pipeline() as p:
@@ -72,15 +93,7 @@ async def test_one_away_answer_holds_one_generation_back() -> None:
 
     async with pipeline() as p:
         journal = RefusingJournal(p.redis, p.calls)
-        flusher = Flusher(
-            journal,
-            p.redis,
-            p.publisher,
-            p.ownership,
-            p.lease,
-            on_cancel=lambda _: None,
-            on_fenced=lambda _: None,
-        )
+        flusher = flusher_of(p, journal=journal)
         generations = [running(p, name) for name in ("r1", "r2")]
         for generation in generations:
             await journal.claim(generation.decoded, token=generation.token, may_create=True)
@@ -99,15 +112,7 @@ async def test_a_fenced_generation_is_reported_and_not_published() -> None:
     """Another owner has it."""
     async with pipeline() as p:
         fenced: list[Generation] = []
-        flusher = Flusher(
-            p.journal,
-            p.redis,
-            p.publisher,
-            p.ownership,
-            p.lease,
-            on_cancel=lambda _: None,
-            on_fenced=fenced.append,
-        )
+        flusher = flusher_of(p, on_fenced=fenced.append)
         generation = await claimed(p)
         p.journal.of("r1").token += 1
         generation.extend([97], "a")
@@ -183,15 +188,7 @@ async def test_a_cancel_that_stands_in_the_journal_is_reported_until_it_has_ende
     """Each flush says so; after the end nothing is reported."""
     async with pipeline() as p:
         cancelled: list[Generation] = []
-        flusher = Flusher(
-            p.journal,
-            p.redis,
-            p.publisher,
-            p.ownership,
-            p.lease,
-            on_cancel=cancelled.append,
-            on_fenced=lambda _: None,
-        )
+        flusher = flusher_of(p, on_cancel=cancelled.append)
         generation = await claimed(p)
         await p.journal.cancel(tenant="default", request_id="r1", session_id="s1")
         generation.extend([97], "a")
@@ -268,15 +265,7 @@ async def test_what_comes_after_an_unanswered_adopt_is_held_back() -> None:
 
     async with pipeline() as p:
         journal = UnansweredJournal(p.redis, p.calls)
-        flusher = Flusher(
-            journal,
-            p.redis,
-            p.publisher,
-            p.ownership,
-            p.lease,
-            on_cancel=lambda _: None,
-            on_fenced=lambda _: None,
-        )
+        flusher = flusher_of(p, journal=journal)
         generation = running(p)
         generation.standing = Standing.UNJOURNALED
         p.redis.go_away()
@@ -337,16 +326,7 @@ async def test_a_new_owner_publishes_what_was_not_acknowledged() -> None:
 @asynccontextmanager
 async def gathering(p: Pipeline) -> AsyncIterator[Flusher]:
     """A flusher whose second round does not come during the test."""
-    flusher = Flusher(
-        p.journal,
-        p.redis,
-        p.publisher,
-        p.ownership,
-        p.lease,
-        on_cancel=lambda _: None,
-        on_fenced=lambda _: None,
-        interval_s=lambda num_generations: 1e6,
-    )
+    flusher = flusher_of(p, interval_s=lambda num_generations: 1e6)
     flushing = asyncio.create_task(flusher.run())
     try:
         await flusher.tick()  # the first round
