@@ -160,8 +160,22 @@ async def silent_server() -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
-        await _closed(writers)
+        await end_server(server, writers)
+
+
+async def end_server(server: asyncio.Server, writers: Sequence[asyncio.StreamWriter]) -> None:
+    """Close it and its connections, also those whose handlers have not begun: these end by
+    themselves, as their clients are gone, and are waited for.
+    """
+    server.close()
+    await _closed(writers)
+    handlers = [
+        task
+        for task in asyncio.all_tasks()
+        if getattr(task.get_coro(), "__name__", "") in ("accept", "talk", "_accept_connection2")
+    ]
+    if handlers:
+        await asyncio.wait(handlers, timeout=5)
 
 
 async def _closed(writers: Sequence[asyncio.StreamWriter]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,7 +19,7 @@ from headrace.models.kv.write_behind import Turn
 from headrace.models.request import KVBlock
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.keys import Keys
-from tests.fakes import DelayingProxy, silent_server
+from tests.fakes import DelayingProxy, end_server, silent_server
 from tests.kv_blocks import BlockEngine, data_of, tokens
 
 pytestmark = pytest.mark.integration
@@ -73,11 +73,7 @@ async def babbling_server(answer: bytes) -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
-        for writer in writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+        await end_server(server, writers)
 
 
 @pytest.fixture
