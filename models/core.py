@@ -95,7 +95,7 @@ class EngineCore:
         """End the generations whose prefill has not begun by their deadline."""
         overdue = [one for one in self._generations.values() if one.is_overdue(now_s)]
         for generation in overdue:
-            error = EngineError(EngineErrorCode.EXPIRED, "not started in time")
+            error = EngineError(EngineErrorCode.EXPIRED, "not started in time", is_refusal=True)
             self._emit(generation, generation.fail(error, now_s))
 
     def _accept(self, chunk: Chunk[Generation], result: StepResult, now_s: float) -> None:

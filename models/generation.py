@@ -44,6 +44,7 @@ class Generation(TokenSequence):
             priority=request.priority,
             root_hash=root_hash,
             kv_blocks=kv_blocks,
+            runs_alone=request.begins_alone,
         )
         self.request = replace(request, kv_blocks=())  # their memory goes with the import
         self.generated_ids: list[int] = []
@@ -71,6 +72,7 @@ class Generation(TokenSequence):
 
     def accept(self, token_id: int, now_s: float) -> EngineOutput:
         """Take the sampled token; the output is the last one if the token ends the generation."""
+        self.runs_alone = False
         text = self._append(token_id)
         return self._output([token_id], text, now_s)
 

@@ -28,11 +28,14 @@ class EngineErrorCode(StrEnum):
 
 
 class EngineError(Exception):
-    """One generation failed; the others go on."""
+    """One generation failed; the others go on.
 
-    def __init__(self, code: EngineErrorCode, message: str) -> None:
+    `is_refusal`: it was not run, and would be refused again.
+    """
+
+    def __init__(self, code: EngineErrorCode, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(code, message)
-        self.code, self.message = code, message
+        self.code, self.message, self.is_refusal = code, message, is_refusal
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -77,7 +80,8 @@ class EngineRequest:
     them too. One whose prefill has not begun by `deadline_s` fails with `expired`. `kv_blocks` are
     leading blocks of its tokens that were fetched from elsewhere; those that are not what their
     name says are not used. The answer follows `grammar`, if there is one; it then ends at an
-    end-of-turn token also where `ignore_eos` is asked for.
+    end-of-turn token also where `ignore_eos` is asked for. While one that `begins_alone` has given no
+    token yet, no other is computed: whatever happens then, it was this one.
 
     Units: `deadline_s` is `time.monotonic()`.
 
@@ -94,6 +98,7 @@ class EngineRequest:
     tenant: str = "default"
     kv_blocks: Sequence[KVBlock] = ()
     grammar: Grammar | None = None
+    begins_alone: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

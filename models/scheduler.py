@@ -70,6 +70,9 @@ class Scheduler(Generic[S]):
        all of several long prompts would end late, together.)
 
     The running row of the highest rank is never preempted for another, so it always gets on.
+
+    A row that `runs_alone` passes all others and has the steps to itself, until it has its first
+    token: they keep their blocks, unless it needs them.
     """
 
     def __init__(self, pool: BlockPool, *, max_batch_size: int, max_batch_tokens: int) -> None:
@@ -110,6 +113,7 @@ class Scheduler(Generic[S]):
                 EngineErrorCode.OUT_OF_MEMORY,
                 f"needs {num_blocks} KV blocks of {BLOCK_TOKENS} tokens,"
                 f" the pool has {self.pool.num_blocks}",
+                is_refusal=True,
             )
         row.rank = (-row.priority, self._num_arrived)
         self._num_arrived += 1
@@ -148,6 +152,9 @@ class Scheduler(Generic[S]):
 
     def plan(self) -> StepPlan[S]:
         """Choose the next step."""
+        for row in (*self._running, *self._waiting):
+            if row.runs_alone:
+                return self._plan_alone(row)
         num_preemptions = self.num_preemptions
         imports: list[BlockImport] = []
         chunks = self._plan_decodes()
@@ -197,6 +204,13 @@ class Scheduler(Generic[S]):
             if broken:
                 raise AssertionError(text)
 
+    def _plan_alone(self, row: S) -> StepPlan[S]:
+        imports: list[BlockImport] = []
+        while not row.block_ids and not self._try_admit(row, imports):
+            self._preempt(self._running[-1])  # the pool is large enough for it, `add` has seen
+        chunks = self._plan_prefills([row], self.max_batch_tokens, imports)
+        return StepPlan(imports, chunks)
+
     # 1. decode
 
     def _plan_decodes(self) -> list[Chunk[S]]:
@@ -242,18 +256,20 @@ class Scheduler(Generic[S]):
 
     def _admit(self, imports: list[BlockImport]) -> list[S]:
         admitted: list[S] = []
-        while self._waiting and len(self._running) < self.max_batch_size:
-            row = self._waiting[0]
-            if not self._try_take_blocks(row):
-                break
-            del self._waiting[0]
-            bisect.insort(self._running, row, key=_rank)
+        while self._waiting and self._try_admit(row := self._waiting[0], imports):
             admitted.append(row)
-            if row.has_root and not row.num_preemptions:
-                self.prefix_cache.queried += row.num_prompt_tokens
-            self._skip_known(row, imports)
-            row.drop_fetched()
         return admitted
+
+    def _try_admit(self, row: S, imports: list[BlockImport]) -> bool:
+        if len(self._running) >= self.max_batch_size or not self._try_take_blocks(row):
+            return False
+        self._waiting.remove(row)
+        bisect.insort(self._running, row, key=_rank)
+        if row.has_root and not row.num_preemptions:
+            self.prefix_cache.queried += row.num_prompt_tokens
+        self._skip_known(row, imports)
+        row.drop_fetched()
+        return True
 
     def _try_take_blocks(self, row: S) -> bool:
         """Take the blocks of all known tokens, shared ones first; False, and nothing taken, if they

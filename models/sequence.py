@@ -16,7 +16,8 @@ class TokenSequence:
     the scheduler's to change. `root_hash` begins the chain of its blocks' names; without one it
     takes no part in the prefix cache. `cached_tokens` of the prompt were not computed, of these
     `fetched_tokens` came with it. `has_reused`: some of its blocks were computed by others;
-    `started_over`: those turned out to be of no use.
+    `started_over`: those turned out to be of no use. `runs_alone`: no other row is computed in
+    the same step.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class TokenSequence:
         priority: int = 0,
         root_hash: bytes | None = None,
         kv_blocks: Sequence[KVBlock] = (),
+        runs_alone: bool = False,
     ) -> None:
         self.key, self.priority = key, priority
+        self.runs_alone = runs_alone
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.max_total_tokens = max_total_tokens

@@ -42,6 +42,10 @@ class Keys:
         model = f"{quote(fingerprint, safe='')}:{quote(kv_format, safe='')}"
         return f"{self.prefix}:kv:{model}:{{{block_hash.hex()}}}"
 
+    def worker(self, worker_id: str) -> str:
+        """Is there while the worker lives, and after it has left in order (string)."""
+        return f"{self.prefix}:worker:{quote(worker_id, safe='')}"
+
     @property
     def probe(self) -> str:
         """Written to see whether Redis takes writes."""

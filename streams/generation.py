@@ -62,6 +62,12 @@ class JournalEntry:
     ending: Ending | None = None
     cancelled: bool = False
     done: bool = False
+    runner: str = ""
+    """The worker that had it; `alone`: it ran there, and no other with it."""
+    num_ids_claimed: int = 0
+    """How many ids that one found."""
+    failures: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

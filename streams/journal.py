@@ -67,8 +67,8 @@ class ConfirmResult(Enum):
 class Journal:
     """The journals of one pipeline."""
 
-    def __init__(self, scripts: Scripts, keys: Keys, *, ttl_s: int) -> None:
-        self._scripts, self._keys = scripts, keys
+    def __init__(self, scripts: Scripts, keys: Keys, *, ttl_s: int, worker_id: str) -> None:
+        self._scripts, self._keys, self._worker_id = scripts, keys, worker_id
         self._ttl_ms = ttl_s * 1000
 
     async def own(self, partitions: Sequence[int], clock_ms: int) -> list[int]:
@@ -95,6 +95,7 @@ class Journal:
             self._ttl_ms,
             int(may_create),
             int(decoded.default_id),
+            self._worker_id,
         ]
         keys = [
             self._keys.journal(decoded.tenant, decoded.request_id),
@@ -162,6 +163,7 @@ class Journal:
             encode_ending(entry.ending),
             self._ttl_ms,
             int(may_create),
+            self._worker_id,
         ]
         try:
             answer = await self._scripts.run_one(Call(lua.ADOPT, self._keys_of(generation), args))
@@ -182,6 +184,14 @@ class Journal:
         ]
         answer = await self._scripts.run_one(Call(lua.CONFIRM, [self._key(generation)], args))
         return ConfirmResult(answer.decode())
+
+    async def note_failures(self, generation: Generation, failures: int, *, alone: bool) -> None:
+        """What the next owner must know should this worker end; without effect if that one has it.
+
+        Raises: UnavailableError.
+        """
+        args: list[str | int] = [generation.token, failures, "1" if alone else ""]
+        await self._scripts.run_one(Call(lua.NOTE_FAILURES, [self._key(generation)], args))
 
     async def cancel(self, *, tenant: str, request_id: str, session_id: str) -> None:
         """Ask for a generation's end, whoever has it; an early cancel waits for its request.

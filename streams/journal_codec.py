@@ -83,4 +83,8 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> JournalEntry:
         ending=decode_ending(ending) if ending else None,
         cancelled=b"cancel" in fields,
         done=b"done" in fields,
+        runner=fields.get(b"runner", b"").decode(),
+        num_ids_claimed=int(fields.get(b"claimed", b"0")),
+        failures=int(fields.get(b"failures", b"0")),
+        alone=bool(fields.get(b"alone")),
     )

@@ -3,7 +3,9 @@
 A journal is a hash: `token` `attempt` `source` `session` and, once the generation has started,
 `start` (JSON), `prompt` and `ids` (little-endian uint32 each), `bounds` (uint32: tokens at the end
 of each chunk), `confirmed` (events acknowledged by Kafka), `ending` (JSON), `cancel`; at the end
-`done`. Tokens are milliseconds of this century: below 2^53, so Lua's numbers hold them exactly.
+`done`. `failures` counts how often it failed or ended its worker; `runner` is the worker that has
+claimed it, `claimed` the tokens it found, `alone` that no other began to run there then
+(failures.py). Tokens are milliseconds of this century: below 2^53, Lua's numbers hold them exactly.
 """
 
 OWN = """
@@ -15,7 +17,7 @@ return token
 
 CLAIM = """
 -- KEYS journal, early cancel; ARGV token, source, session, ttl_ms, may create ('1'),
--- default id ('1')
+-- default id ('1'), runner. Answers with what stood there of the runner before this one.
 local found = redis.call('HMGET', KEYS[1], 'token', 'source', 'start', 'ending', 'done')
 if found[1] and found[2] ~= ARGV[2] and ARGV[6] ~= '1' then return {'duplicate'} end
 local recreated = found[1] and found[2] ~= ARGV[2]
@@ -38,8 +40,39 @@ if redis.call('SISMEMBER', KEYS[2], ARGV[3]) == 1 then
 end
 redis.call('DEL', KEYS[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-if found[1] and not recreated then return {'resumed', redis.call('HGETALL', KEYS[1])} end
-return {'created', redis.call('HGETALL', KEYS[1])}
+local fields = redis.call('HGETALL', KEYS[1])
+if not found[5] then
+  local claimed = redis.call('HSTRLEN', KEYS[1], 'ids') / 4
+  redis.call('HSET', KEYS[1], 'runner', ARGV[7], 'claimed', claimed)
+  redis.call('HDEL', KEYS[1], 'alone')
+end
+if found[1] and not recreated then return {'resumed', fields} end
+return {'created', fields}
+"""
+
+NOTE_FAILURES = """
+-- KEYS journal; ARGV token, failures, alone ('1' or ''). What the next owner must know if this one
+-- does not live to tell.
+local token = redis.call('HGET', KEYS[1], 'token')
+if not token then return 'absent' end
+if token ~= ARGV[1] then return 'fenced' end
+redis.call('HSET', KEYS[1], 'failures', ARGV[2], 'alone', ARGV[3])
+return 'ok'
+"""
+
+SIGN_ON = """
+-- KEYS worker; ARGV ttl_ms. It lives, or has left in order.
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
+"""
+
+SIGN_OFF = """
+-- KEYS worker. It has failed.
+redis.call('DEL', KEYS[1])
+"""
+
+IS_SIGNED_ON = """
+-- KEYS worker
+return redis.call('EXISTS', KEYS[1])
 """
 
 FLUSH = """
@@ -72,10 +105,10 @@ return 'ok'
 
 ADOPT = """
 -- KEYS journal, early cancel; ARGV token, attempt, source, session, ids, bounds, confirmed, start,
--- prompt, ending, ttl_ms, may create ('1'). Writes the whole journal where there is none, or an
--- older owner's; a cancel that stands there, or came while there was none, is kept.
+-- prompt, ending, ttl_ms, may create ('1'), runner. Writes the whole journal where there is none,
+-- or an older owner's; a cancel that stands there, or came while there was none, is kept.
 local old = redis.call('HMGET', KEYS[1],
-  'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done', 'start', 'ending')
+  'token', 'attempt', 'ids', 'bounds', 'session', 'cancel', 'done', 'start', 'ending', 'failures')
 if not old[1] and ARGV[12] ~= '1' then return 'absent' end
 if old[1] and tonumber(old[1]) > tonumber(ARGV[1]) then return 'fenced' end
 -- late: an adopt that was given up, and arrives after the one that replaced it
@@ -85,7 +118,8 @@ if old[1] == ARGV[1] and old[2] == ARGV[2]
 local cancelled = old[5] == ARGV[4] and old[6] or redis.call('SISMEMBER', KEYS[2], ARGV[4]) == 1
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[2], 'source', ARGV[3],
-  'session', ARGV[4], 'ids', ARGV[5], 'bounds', ARGV[6], 'confirmed', ARGV[7])
+  'session', ARGV[4], 'ids', ARGV[5], 'bounds', ARGV[6], 'confirmed', ARGV[7],
+  'runner', ARGV[13], 'claimed', #ARGV[5] / 4, 'failures', old[10] or '0')
 if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'start', ARGV[8], 'prompt', ARGV[9]) end
 if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'ending', ARGV[10]) end
 if cancelled then redis.call('HSET', KEYS[1], 'cancel', '1') end
@@ -104,7 +138,8 @@ if tonumber(token) > tonumber(ARGV[1]) then return 'fenced' end
 if old[2] ~= ARGV[2] then return 'absent' end
 if tonumber(token) < tonumber(ARGV[1]) then return 'older' end
 redis.call('HSET', KEYS[1], 'confirmed', ARGV[3], 'done', '1')
-redis.call('HDEL', KEYS[1], 'prompt', 'ids', 'bounds', 'start', 'ending')
+redis.call('HDEL', KEYS[1], 'prompt', 'ids', 'bounds', 'start', 'ending',
+  'runner', 'claimed', 'failures', 'alone')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 'ok'
 """

@@ -1,5 +1,6 @@
 """What all deliveries of a worker share, wired once in serving.py."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,7 @@ from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts
+from headrace.streams.roster import Roster
 from headrace.streams.session_store import SessionStore
 
 
@@ -59,5 +61,8 @@ class Parts:
     ownership: Ownership
     lease: Lease
     metrics: WorkerMetrics
+    roster: Roster
+    isolation: asyncio.Lock
+    """Held by the one suspect that begins alone (failures.py)."""
     kv: KVTier | None = None
     """None: KV_TO_REDIS is off."""

@@ -4,18 +4,16 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from uuid import uuid4
 
 import structlog
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 
 from headrace.models.batch import StepRunner
-from headrace.models.constraints import GrammarCompiler
-from headrace.models.conversation import ConversationEncoder
-from headrace.models.engine import TransformersEngine
 from headrace.models.kv.tier import RedisTier
-from headrace.models.loading import LoadedModel, make_runner
+from headrace.models.loading import LoadedModel
 from headrace.models.request import EngineOutput
 from headrace.schemas.errors import HeadraceError, SettingsError, UnavailableError
 from headrace.schemas.settings import Settings
@@ -34,9 +32,10 @@ from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.parts import Parts
 from headrace.streams.prefix_reuse import turn_of
-from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts, connect
+from headrace.streams.roster import Roster
+from headrace.streams.served import build_engine, served_model
 from headrace.streams.session_store import SessionStore
 from headrace.streams.tasks import cancel_and_wait
 
@@ -86,7 +85,17 @@ class Serving:
         self._lease = Lease(settings.session_timeout_s)
         self._redis = connect(settings.redis)
         self._scripts = Scripts(self._redis, settings.keys)
-        self._journal = Journal(self._scripts, settings.keys, ttl_s=settings.journal_ttl_s)
+        worker_id = uuid4().hex
+        self._journal = Journal(
+            self._scripts, settings.keys, ttl_s=settings.journal_ttl_s, worker_id=worker_id
+        )
+        self._roster = Roster(
+            self._scripts,
+            settings.keys,
+            worker_id,
+            signs_for_s=settings.session_timeout_s / 2,
+            keep_s=settings.journal_ttl_s,
+        )
         self._sessions = SessionStore(self._scripts, settings.keys, ttl_s=settings.session_ttl_s)
         self._publisher = Publisher(
             settings,
@@ -118,6 +127,8 @@ class Serving:
             ownership=self._ownership,
             lease=self._lease,
             metrics=metrics,
+            roster=self._roster,
+            isolation=asyncio.Lock(),
             kv=self._kv,
         )
         self._intake = Intake(
@@ -142,6 +153,7 @@ class Serving:
         self._gaps = GapWatcher(settings, self._app, self._ledger, self._intake)
         self._app.on_partitions_assigned.connect(self._member.on_assigned)
         self._app.on_partitions_revoked.connect(self._member.on_revoked)
+        self._handed_over = False
         self._background: list[asyncio.Task[None]] = []
         self._watch_metrics()
 
@@ -165,12 +177,14 @@ class Serving:
         Raises: UnavailableError, SettingsError (topics), WorkerFailedError.
         """
         await self._scripts.reach()
+        await self._roster.sign_on()
         await self._publisher.start()
         await self._check_topics()
         self._engine.start()
         for work in (
             self._flusher.run(),
             self._scripts.watch(),
+            self._roster.stay(),
             self._member.commit_for_ever(),
             self._catch_up(),
             self._gaps.watch(lambda: self._member.places),
@@ -301,6 +315,11 @@ class Serving:
         except TimeoutError:
             log.warning("drain timed out: the rest is handed over by the journal")
         await cancel_and_wait([*self._deliveries.tasks, *self._background])
+        try:
+            await self._roster.leave()
+            self._handed_over = True
+        except UnavailableError:
+            log.warning("Redis is away: the next owners take this worker for one that died")
 
     async def _stop_engine(self) -> None:
         await asyncio.to_thread(self._engine.stop)
@@ -339,61 +358,11 @@ class Serving:
         if self._app.in_worker:
             parts.insert(0, ("consumer group", self._app.consumer_thread.leave()))
             parts.append(("Faust", self._app.stop()))
+        if not self._handed_over:
+            parts.insert(0, ("roster", self._roster.sign_off()))
         for what, closing in parts:
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
                     await closing
-            except (TimeoutError, KafkaError, RedisError) as problem:
+            except (TimeoutError, KafkaError, RedisError, UnavailableError) as problem:
                 log.warning("could not close in order", what=what, problem=repr(problem))
-
-
-def served_runner(settings: Settings, loaded: LoadedModel) -> StepRunner:
-    """What runs a worker's steps. Blocking: it takes the memory of the KV pool.
-
-    Raises: KVPoolError.
-    """
-    return make_runner(
-        loaded,
-        kv_pool_bytes=settings.kv_pool_mb * 1024 * 1024,
-        max_batch_size=settings.max_batch_size,
-        max_batch_tokens=settings.max_batch_tokens,
-    )
-
-
-def build_engine(
-    settings: Settings,
-    loaded: LoadedModel,
-    runner: StepRunner,
-    *,
-    on_outputs: Callable[[list[EngineOutput]], None],
-    on_death: Callable[[BaseException], None] | None = None,
-) -> TransformersEngine:
-    """The engine as a worker runs it, not started."""
-    return TransformersEngine(
-        loaded,
-        runner=runner,
-        max_batch_size=settings.max_batch_size,
-        max_batch_tokens=settings.max_batch_tokens,
-        batch_window_ms=settings.batch_window_ms,
-        on_outputs=on_outputs,
-        on_death=on_death,
-    )
-
-
-def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
-    """How requests may call the model: the setting as it is,
-    and a folder's or hub id's last part.
-    """
-    short = settings.model.rstrip("/").rpartition("/")[2]
-    return ServedModel(
-        name=short,
-        aliases=frozenset({settings.model, short}),
-        fingerprint=loaded.fingerprint,
-        window_tokens=loaded.max_model_len,
-        vocab_size=loaded.vocab_size,
-        longest_token_chars=max(map(len, loaded.tokenizer.get_vocab())),
-        encoder=ConversationEncoder(loaded.tokenizer),
-        grammars=GrammarCompiler(
-            loaded.tokenizer, vocab_size=loaded.vocab_size, eos_ids=loaded.eos_ids
-        ),
-    )

@@ -23,7 +23,8 @@ from headrace.schemas.settings import Settings
 from headrace.streams.health import HealthServer
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.redis_scripts import Scripts, connect
-from headrace.streams.serving import Serving, WorkerFailedError, served_runner
+from headrace.streams.served import served_runner
+from headrace.streams.serving import Serving, WorkerFailedError
 
 START_TIMEOUT_S = 15.0
 """Kafka or Redis that does not answer in this time at start: exit 1 and say so."""

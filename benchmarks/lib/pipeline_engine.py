@@ -16,7 +16,7 @@ from benchmarks.lib.pipeline_worker import FAKE_VOCAB_SIZE
 from headrace.models.conversation import ConversationEncoder
 from headrace.models.request import EngineOutput, EngineRequest
 from headrace.schemas.settings import Settings, load_settings
-from headrace.streams.serving import build_engine, served_runner
+from headrace.streams.served import build_engine, served_runner
 from headrace.streams.worker import load_served_model
 
 

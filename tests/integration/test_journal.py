@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +58,7 @@ def scripts(client: "Redis", keys: Keys) -> Scripts:
 @pytest.fixture
 def journal(scripts: Scripts, keys: Keys) -> Journal:
     """The journals of this test's pipeline."""
-    return Journal(scripts, keys, ttl_s=60)
+    return Journal(scripts, keys, ttl_s=60, worker_id="w1")
 
 
 def decoded(
@@ -112,7 +113,7 @@ async def stored(
     claim = await journal.claim(request or decoded(), token=token, may_create=False)
     assert claim.kind is ClaimKind.RESUMED
     assert claim.entry is not None
-    return claim.entry
+    return replace(claim.entry, runner="", num_ids_claimed=0)
 
 
 async def fields(client: "Redis", keys: Keys, request_id: str = "r1") -> dict[bytes, bytes]:
@@ -186,7 +187,7 @@ async def test_the_same_owner_may_claim_again(journal: Journal) -> None:
     """An answer that was lost: the claim is repeated under the same token."""
     await journal.claim(decoded(), token=100, may_create=True)
     again = await journal.claim(decoded(), token=100, may_create=True)
-    assert Claim(ClaimKind.RESUMED, JournalEntry(attempt=100)) == again
+    assert Claim(ClaimKind.RESUMED, JournalEntry(attempt=100, runner="w1")) == again
 
 
 async def test_a_journal_in_which_nothing_began_is_taken_over_under_a_larger_attempt(
@@ -491,7 +492,7 @@ async def test_a_flush_that_arrives_late_changes_nothing(
         DelayingProxy(*_address(redis_url)).listening() as proxy,
         closing(connect(f"redis://127.0.0.1:{proxy.port}/0")) as slow,
     ):
-        through_proxy = Journal(Scripts(slow, keys), keys, ttl_s=60)
+        through_proxy = Journal(Scripts(slow, keys), keys, ttl_s=60, worker_id="w1")
         generation = await claimed(through_proxy, 100)
         await flush(through_proxy, generation, "a")
         late = proxy.hold_requests()
@@ -515,7 +516,7 @@ async def test_an_adopt_that_arrives_late_changes_nothing(
         DelayingProxy(*_address(redis_url)).listening() as proxy,
         closing(connect(f"redis://127.0.0.1:{proxy.port}/0")) as slow,
     ):
-        through_proxy = Journal(Scripts(slow, keys), keys, ttl_s=60)
+        through_proxy = Journal(Scripts(slow, keys), keys, ttl_s=60, worker_id="w1")
         generation = await claimed(through_proxy, 100)
         await client.delete(keys.journal("default", "r1"))
         generation.extend(list(b"ab"), "ab")
@@ -688,7 +689,7 @@ async def test_a_silent_redis_costs_half_a_second_and_raises(keys: Keys) -> None
         closing(connect(f"redis://127.0.0.1:{port}/0")) as client,
     ):
         scripts = Scripts(client, keys)
-        journal = Journal(scripts, keys, ttl_s=60)
+        journal = Journal(scripts, keys, ttl_s=60, worker_id="w1")
         began_s = time.monotonic()
         with pytest.raises(UnavailableError):
             await journal.claim(decoded(), token=1, may_create=True)

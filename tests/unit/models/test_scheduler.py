@@ -22,7 +22,13 @@ def make_scheduler(
 
 
 def sequence(
-    key: str, num_prompt: int, *, max_tokens: int = 10, priority: int = 0, first_id: int = 0
+    key: str,
+    num_prompt: int,
+    *,
+    max_tokens: int = 10,
+    priority: int = 0,
+    first_id: int = 0,
+    runs_alone: bool = False,
 ) -> TokenSequence:
     """Equal first ids make equal prefixes."""
     return TokenSequence(
@@ -31,6 +37,7 @@ def sequence(
         max_total_tokens=num_prompt + max_tokens,
         priority=priority,
         root_hash=root_hash(SALT),
+        runs_alone=runs_alone,
     )
 
 
@@ -110,6 +117,32 @@ def test_admission_is_by_priority_then_arrival() -> None:
         scheduler.add(sequence(key, 1, priority=priority))
     assert [key for key, _, _ in stepped(scheduler)] == ["c", "a"]
     assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+
+
+def test_a_row_that_runs_alone_has_the_steps_to_itself() -> None:
+    """It passes all others until it has its first token; they keep their blocks."""
+    scheduler = make_scheduler()
+    scheduler.add(sequence("running", 6))
+    step(scheduler)
+    scheduler.add(sequence("waiting", 3, first_id=100))
+    suspect = sequence("suspect", 12, first_id=200, runs_alone=True)
+    scheduler.add(suspect)
+    assert stepped(scheduler) == [("suspect", 8, False)]
+    assert stepped(scheduler) == [("suspect", 4, True)]
+    suspect.runs_alone = False
+    assert stepped(scheduler) == [("running", 1, True), ("suspect", 1, True), ("waiting", 3, True)]
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_row_that_runs_alone_takes_the_blocks_and_the_place_that_it_needs() -> None:
+    """Whatever runs gives way, the row of the lowest rank first."""
+    scheduler = make_scheduler(max_batch_size=2, max_batch_tokens=200, num_blocks=4)
+    for number in range(2):
+        scheduler.add(sequence(f"r{number}", 2, first_id=100 * number))
+    step(scheduler)
+    scheduler.add(sequence("suspect", 3 * BLOCK_TOKENS, first_id=300, runs_alone=True))
+    assert stepped(scheduler) == [("suspect", 3 * BLOCK_TOKENS, True)]
+    assert scheduler.num_preemptions == 2
 
 
 def test_a_large_request_is_not_overtaken() -> None:

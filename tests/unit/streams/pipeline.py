@@ -36,6 +36,7 @@ from headrace.streams.parts import Parts
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Call, Scripts
+from headrace.streams.roster import Roster
 from headrace.streams.session_store import ChatMessage, SessionRecord, SessionStore
 from tests.fakes import ByteStream, Changes
 from tests.tiny_model import VOCAB_SIZE, make_tiny_tokenizer
@@ -147,7 +148,17 @@ class MemoryJournal(Journal):
         found.token = token
         if not (found.entry.start or found.entry.ending or found.entry.done):
             found.entry = replace(found.entry, attempt=token)
-        return Claim(ClaimKind.RESUMED, found.entry)
+        before = found.entry
+        num_ids = len(before.ids)
+        found.entry = replace(before, runner="this one", num_ids_claimed=num_ids, alone=False)
+        return Claim(ClaimKind.RESUMED, before)
+
+    async def note_failures(self, generation: Generation, failures: int, *, alone: bool) -> None:
+        await self._redis.answer()
+        decoded = generation.decoded
+        self._calls.note("alone" if alone else "failed", decoded.request_id)
+        found = self.stored[decoded.tenant, decoded.request_id]
+        found.entry = replace(found.entry, failures=failures, alone=alone)
 
     async def flush(self, flushes: Sequence[tuple[Generation, Flush]]) -> list[FlushResult]:
         try:
@@ -227,6 +238,17 @@ class MemoryJournal(Journal):
         return found
 
 
+class MemoryRoster(Roster):
+    """Knows which workers have died; the test says."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+
+    async def is_gone(self, worker_id: str) -> bool:
+        await asyncio.sleep(0)
+        return worker_id in self.gone
+
+
 class MemorySessions(SessionStore):
     """Conversations in memory."""
 
@@ -279,7 +301,8 @@ class RecordingPublisher(Publisher):
     def __init__(self, calls: Calls, deliveries: Deliveries) -> None:
         self._calls, self._deliveries = calls, deliveries
         self.log: list[dict[str, Any]] = []
-        self.dead: list[Record] = []
+        self.dead: list[tuple[Record, str, int]] = []
+        """Record, reason, attempts."""
         self.acknowledging = True
         self._unacknowledged: list[tuple[Generation, int, int]] = []
 
@@ -303,7 +326,7 @@ class RecordingPublisher(Publisher):
 
     async def dead_letter(self, record: Record, reason: str, error: str, attempts: int) -> None:
         await asyncio.sleep(0)
-        self.dead.append(record)
+        self.dead.append((record, reason, attempts))
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
         return [event for event in self.log if event["id"] == request_id]
@@ -422,6 +445,7 @@ class Pipeline:
         self.ledger, self.ownership, self.lease = AckLedger(), Ownership(), Lease(1e6)
         self.ledger.begin(PLACE, 10)
         self.ledger.begin(CONTROL, 0)
+        self.roster = MemoryRoster()
         self.publisher = RecordingPublisher(self.calls, self.deliveries)
         self.engine = ScriptedEngine(self.calls, self.deliveries)
         self.metrics = WorkerMetrics()
@@ -447,6 +471,8 @@ class Pipeline:
             self.ownership,
             self.lease,
             self.metrics,
+            self.roster,
+            asyncio.Lock(),
         )
         self.tasks = tasks
         self.intake = Intake(self.parts, self.ledger, self.deliveries, tasks, max_open=max_open)

@@ -11,7 +11,7 @@ import pytest
 from headrace.models.engine import EngineStoppedError
 from headrace.models.request import EngineError, EngineErrorCode
 from headrace.schemas.request import Record, decode_request
-from headrace.streams.delivery import THREAD_ABOVE_BYTES
+from headrace.streams.admission import THREAD_ABOVE_BYTES
 from headrace.streams.generation import Ending, Generation, JournalEntry, Start
 from headrace.streams.session_store import SessionRecord
 from tests.fakes import ByteStream
@@ -236,7 +236,7 @@ async def test_an_exception_in_preparation_fails_that_request_only() -> None:
         await p.finished("r1")
         await p.finished("r2")
         assert p.publisher.of("r1")[0]["error"]["code"] == "internal_error"
-        assert p.publisher.dead == [broken]
+        assert [record for record, _, _ in p.publisher.dead] == [broken]
 
 
 async def test_a_cancelled_request_that_breaks_preparation_does_not_end_the_worker() -> None:
@@ -367,11 +367,12 @@ async def test_an_engine_error_ends_the_text_with_a_failed_event() -> None:
         await p.send("r1")
         await p.say("r1", "ab")
         key = await p.started("r1")
-        p.engine.fail(key, EngineError(EngineErrorCode.OUT_OF_MEMORY, "no room"))
+        p.engine.fail(key, EngineError(EngineErrorCode.OUT_OF_MEMORY, "no room", is_refusal=True))
         await p.finished("r1")
         assert p.text("r1") == "ab"
         assert p.publisher.log[-1]["error"]["code"] == "out_of_memory"
         assert p.sessions.records == {}
+        assert p.publisher.dead == []
 
 
 async def test_a_stopped_engine_is_not_the_requests_fault() -> None:

@@ -339,7 +339,7 @@ async def test_an_empty_value_is_undecodable_not_a_tombstone() -> None:
         p.next_offset = 11
         await p.take(record)
         await p.until(lambda: p.ledger.num_open == 0)
-        assert p.publisher.dead == [record]
+        assert p.publisher.dead == [(record, "invalid_json", 1)]
         assert p.publisher.log[0]["error"]["code"] == "invalid_json"
         assert p.publisher.log[0]["id"] == "requests-3-10"
 
