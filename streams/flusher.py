@@ -84,6 +84,11 @@ class Flusher:
         elif was_idle:
             self._something.set()  # the wait ends with the interval now
 
+    def hurry(self) -> None:
+        """Flush what was touched at once: another worker may go on with it soon."""
+        self._urgent.update(self._dirty)
+        self._something.set()
+
     def _hold(self, generation: Generation) -> None:
         """Not now: try again in RETRY_INTERVAL_S, unless it was forgotten while Redis was asked."""
         if generation.key in self._followed:

@@ -24,6 +24,15 @@ class Place(NamedTuple):
     partition: int
 
 
+class Watermark(NamedTuple):
+    """What the group knows of a partition: the next offset to read, and the newest fencing token
+    of a request partition, 0 where none is known. So tokens grow also when Redis has lost them.
+    """
+
+    offset: int
+    token: int = 0
+
+
 Gap = tuple[int, int]
 """Offsets [start, end)."""
 
@@ -138,6 +147,11 @@ class AckLedger:
             if watermark > partition.committed:
                 due[place] = watermark
         return due
+
+    def committed_offset(self, place: Place) -> int | None:
+        """What the group has, as far as it is known."""
+        partition = self._partitions.get(place)
+        return partition.committed if partition is not None else None
 
     def committed(self, place: Place, offset: int) -> None:
         """Note that the group accepted `offset`: the watermark never goes back below it."""

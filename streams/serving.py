@@ -149,6 +149,7 @@ class Serving:
             self._ownership,
             self._lease,
             self._sessions,
+            self._flusher,
         )
         self._gaps = GapWatcher(settings, self._app, self._ledger, self._intake)
         self._app.on_partitions_assigned.connect(self._member.on_assigned)

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaConnectionError
 from headrace.schemas.topics import Topics
 from headrace.streams.group import GroupMember
 from headrace.streams.kafka import PipelineApp
-from headrace.streams.ledger import Place
+from headrace.streams.ledger import Place, Watermark
 from tests.unit.streams.pipeline import PARTITION, PLACE, Pipeline, pipeline
 
 TOPICS = Topics("t")
@@ -22,10 +22,10 @@ class PlayedGroup:
 
     def __init__(self) -> None:
         self.ends: dict[Place, int] = {}
-        self.begins: dict[Place, int] = {}
+        self.begins: dict[Place, Watermark] = {}
         self.problem: Exception | None = None
         self.accepting = True
-        self.commits: list[dict[Place, int]] = []
+        self.commits: list[dict[Place, Watermark]] = []
 
     @property
     def consumer_thread(self) -> "PlayedGroup":
@@ -36,25 +36,33 @@ class PlayedGroup:
             raise self.problem
         return {place: self.ends.get(place, 0) for place in places}
 
-    async def begin_offsets(self, places: list[Place]) -> dict[Place, int]:
+    async def begin_watermarks(self, places: list[Place]) -> dict[Place, Watermark]:
         if self.problem is not None:
             raise self.problem
-        return {place: self.begins.get(place, 0) for place in places}
+        return {place: self.begins.get(place, Watermark(0)) for place in places}
 
-    async def commit_watermarks(self, offsets: Mapping[Place, int]) -> set[Place]:
+    async def commit_watermarks(self, watermarks: Mapping[Place, Watermark]) -> set[Place]:
         if self.problem is not None:
             raise self.problem
         if not self.accepting:
             return set()
-        self.commits.append(dict(offsets))
-        return set(offsets)
+        self.commits.append(dict(watermarks))
+        self.begins |= watermarks
+        return set(watermarks)
 
 
-def member(p: Pipeline, group: PlayedGroup) -> GroupMember:
+def member(p: Pipeline, group: PlayedGroup, topics: Topics = TOPICS) -> GroupMember:
     """A member with the parts of `p`."""
-    app = cast(PipelineApp, cast(Any, group))
     return GroupMember(
-        app, TOPICS, p.journal, p.ledger, p.deliveries, p.ownership, p.lease, p.sessions
+        cast(PipelineApp, cast(Any, group)),
+        topics,
+        p.journal,
+        p.ledger,
+        p.deliveries,
+        p.ownership,
+        p.lease,
+        p.sessions,
+        p.flusher,
     )
 
 
@@ -140,10 +148,7 @@ async def test_what_is_lost_stops_and_what_stays_goes_on() -> None:
     async with pipeline() as p:
         group = PlayedGroup()
         topics = Topics("x")
-        app = cast(PipelineApp, cast(Any, group))
-        one = GroupMember(
-            app, topics, p.journal, p.ledger, p.deliveries, p.ownership, p.lease, p.sessions
-        )
+        one = member(p, group, topics)
         await p.send("r1")
         await p.started("r1")
         await one.on_assigned(None, [PLACE])
@@ -159,7 +164,7 @@ async def test_a_refused_commit_is_tried_again() -> None:
     """It is not noted as committed."""
     async with pipeline() as p:
         group = PlayedGroup()
-        group.begins = {REQUESTS: 4}
+        group.begins = {REQUESTS: Watermark(4)}
         one = member(p, group)
         await one.on_assigned(None, [REQUESTS])
         p.ledger.take(REQUESTS, 4, 0.0)
@@ -169,7 +174,56 @@ async def test_a_refused_commit_is_tried_again() -> None:
         group.accepting = True
         assert await one.commit()
         assert await one.commit()
-        assert group.commits == [{REQUESTS: 5}]
+        assert [{place: mark.offset for place, mark in one.items()} for one in group.commits] == [
+            {REQUESTS: 5}
+        ]
+
+
+async def test_tokens_grow_although_redis_was_emptied_and_the_next_owners_clock_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A smaller attempt would not be read by anybody: the group's offsets carry the token along."""
+    group = PlayedGroup()
+    async with pipeline() as p:
+        one = member(p, group)
+        await one.on_assigned(None, [REQUESTS, CONTROL])
+        first = p.ownership.get(3)
+        assert await one.commit()
+        assert await one.commit()
+        assert len(group.commits) == 1, "once for each token"
+    async with pipeline() as p:
+        p.ownership.keep_only([])
+        p.journal.forget_everything()
+        monkeypatch.setattr(time, "time", lambda: 1000.0)
+        await member(p, group).on_assigned(None, [REQUESTS])
+        second = p.ownership.get(3)
+    assert first is not None
+    assert second is not None
+    assert second.token > first.token
+
+
+async def test_what_is_finished_is_committed_before_the_group_gives_it_to_another() -> None:
+    """Case A9: it would be read there once more."""
+    async with pipeline() as p:
+        group = PlayedGroup()
+        one = member(p, group)
+        await one.on_assigned(None, [REQUESTS])
+        p.ledger.take(REQUESTS, 0, 0.0)
+        p.ledger.finish(REQUESTS, 0)
+        await one.on_revoked(None, [REQUESTS])
+        assert group.begins[REQUESTS].offset == 1
+
+
+async def test_text_is_journaled_before_the_group_gives_it_to_another() -> None:
+    """So the next owner goes on from there, and computes none of it again."""
+    async with pipeline() as p:
+        await p.send("r1")
+        await p.say("r1", "a")
+        await p.changes.until(lambda: "publish" in p.calls.of("r1"))
+        await p.say("r1", "b")
+        await member(p, PlayedGroup()).on_revoked(None, [REQUESTS])
+        await p.settle()
+        assert p.journal.of("r1").entry.ids == list(b"ab")
 
 
 async def test_nothing_is_committed_before_the_first_assignment() -> None:
