@@ -7,6 +7,7 @@ looks: what it finds empty is filled in the ledger, what it finds full is read a
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
@@ -47,6 +48,7 @@ class GapWatcher:
         self._settings, self._app = settings, app
         self._ledger, self._intake = ledger, intake
         self._seen: set[tuple[Place, Gap]] = set()
+        self._unread: dict[Place, tuple[int, float]] = {}  # offset, found there at (monotonic s)
 
     async def watch(self, owned: Callable[[], Iterable[Place]]) -> None:
         """Look for ever, on a timer. Cancel: safe."""
@@ -56,17 +58,24 @@ class GapWatcher:
                 async with asyncio.timeout(LOOK_TIMEOUT_S):
                     await self.look([place for place in owned() if self._ledger.has_begun(place)])
             except (KafkaError, TimeoutError):
-                continue  # Kafka is away: nothing is known, so nothing is filled
+                self._unread.clear()  # Kafka is away: nothing is known, so nothing is filled
+
+    def unread_s(self, now_s: float) -> float:
+        """For how long a record has stood there that is not taken, though it was read again."""
+        return max((now_s - since_s for _, since_s in self._unread.values()), default=0.0)
 
     async def look(self, places: list[Place]) -> None:
         """Settle the gaps in `places`. Raises: KafkaError, TimeoutError (try again later)."""
-        if not places:
-            return
-        ends = await self._app.consumer_thread.end_offsets(places)
+        ends = await self._app.consumer_thread.end_offsets(places) if places else {}
+        if self._intake.is_taking:
+            ends = dict.fromkeys(ends, 0)  # the worker is full: what comes behind waits
         gaps = {
             (place, gap) for place, end in ends.items() for gap in self._ledger.gaps(place, end)
         }
         lasting, self._seen = sorted(gaps & self._seen), gaps
+        starts = {(place, gap[0]) for place, gap in lasting}
+        for place in [p for p, (offset, _) in self._unread.items() if (p, offset) not in starts]:
+            del self._unread[place]
         if not lasting:
             return
         consumer = AIOKafkaConsumer(
@@ -90,6 +99,7 @@ class GapWatcher:
                 self._ledger.fill(place, gap)
             elif found is Found.RECORDS and not self._intake.is_taking:
                 log.warning("records were fetched and not taken: read again", place=place, gap=gap)
+                self._unread.setdefault(place, (gap[0], time.monotonic()))
                 await self._app.consumer.seek(TP(*place), gap[0])
                 return
 

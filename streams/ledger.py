@@ -117,15 +117,14 @@ class AckLedger:
         return [(place, offset) for place in lost for offset in self._partitions.pop(place).open]
 
     def gaps(self, place: Place, end: int) -> list[Gap]:
-        """What may be empty or may have been lost on the way: the holes and, with nothing open,
-        what lies between the last record taken and the partition's end.
+        """What may be empty or may have been lost on the way: the holes, and what lies between the
+        last record taken and the partition's end.
         """
         partition = self._partitions.get(place)
         if partition is None or partition.committed is None or partition.next_offset is None:
             return []
         tail = (partition.next_offset, end)
-        idle = not partition.open and tail[0] < end
-        return [*partition.holes, tail] if idle else list(partition.holes)
+        return [*partition.holes, tail] if tail[0] < end else list(partition.holes)
 
     def fill(self, place: Place, empty: Gap) -> None:
         """Note that no record stands in `empty`."""

@@ -28,6 +28,7 @@ from headrace.streams.intake import Intake
 from headrace.streams.journal import Journal
 from headrace.streams.kafka import build_app
 from headrace.streams.ledger import AckLedger
+from headrace.streams.liveness import Liveness
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.parts import Parts
@@ -38,9 +39,6 @@ from headrace.streams.roster import Roster
 from headrace.streams.served import build_engine, served_model
 from headrace.streams.session_store import SessionStore
 from headrace.streams.tasks import cancel_and_wait
-
-STALL_LIMIT_S = 60.0
-"""An engine with work that ends no step for this long is not alive; no step takes that long."""
 
 LEAVE_TIMEOUT_S = 2.0
 
@@ -152,6 +150,7 @@ class Serving:
             self._flusher,
         )
         self._gaps = GapWatcher(settings, self._app, self._ledger, self._intake)
+        self._liveness = Liveness(self._engine, self._gaps.unread_s)
         self._app.on_partitions_assigned.connect(self._member.on_assigned)
         self._app.on_partitions_revoked.connect(self._member.on_revoked)
         self._handed_over = False
@@ -189,6 +188,7 @@ class Serving:
             self._member.commit_for_ever(),
             self._catch_up(),
             self._gaps.watch(lambda: self._member.places),
+            self._liveness.watch(self._fail),
         ):
             self._background.append(self._tasks.create_task(work))
         if self._kv is not None:
@@ -261,15 +261,8 @@ class Serving:
     # health
 
     def not_alive(self) -> str | None:
-        """What is wrong for good, or None. A busy engine must end steps."""
-        if not self._engine.alive:
-            return "the engine is dead"
-        last_step_s = self._engine.last_step_s
-        if self._engine.num_running and last_step_s is not None:
-            stalled_s = time.monotonic() - last_step_s
-            if stalled_s > STALL_LIMIT_S:
-                return f"no engine step for {stalled_s:.0f} s"
-        return None
+        """What is wrong for good, or None; the process ends soon then."""
+        return self._liveness.problem(time.monotonic())
 
     def not_ready(self) -> str | None:
         """Why no request is taken now, or None."""

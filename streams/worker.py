@@ -21,6 +21,7 @@ from headrace.models.store import resolve_model
 from headrace.schemas.errors import HeadraceError, UnavailableError
 from headrace.schemas.settings import Settings
 from headrace.streams.health import HealthServer
+from headrace.streams.liveness import end_with_the_loop
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.redis_scripts import Scripts, connect
 from headrace.streams.served import served_runner
@@ -132,12 +133,14 @@ class Worker:
         try:
             await self._start(serving)
             failed = tasks.create_task(serving.failed(), name="failed")
+            awake = tasks.create_task(end_with_the_loop(), name="awake")
             await stop.wait()
             started_s = time.monotonic()
             _end_within(self._settings.drain_timeout_s, code=0)
             log.info("draining")
             await serving.drain()
             failed.cancel()
+            awake.cancel()
             log.info("drained", s=_since(started_s))
         finally:
             await serving.close()
