@@ -54,7 +54,7 @@ class Liveness:
 
     async def watch(self, on_problem: Callable[[str], None]) -> None:
         """Look for ever, and report what is wrong, once. Cancel: safe."""
-        while (problem := self.problem(time.monotonic())) is None:
+        while (problem := self.problem(time.monotonic())) is None:  # noqa: ASYNC110 - a timer
             await asyncio.sleep(WATCH_INTERVAL_S)
         on_problem(problem)
 

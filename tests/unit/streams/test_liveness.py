@@ -1,6 +1,5 @@
 """Who is alive: an engine that ends steps, and records that are read when there is room."""
 
-import asyncio
 import subprocess
 import sys
 from dataclasses import dataclass
