@@ -194,7 +194,8 @@ def _worker(stack: Stack, number: int, num_workers: int) -> Program:
     if settings.threads == 0 and num_workers > 1:
         settings = changed(settings, threads=max(1, num_cores() // num_workers))
     port = free_port()
-    args = _command("worker", changed(settings, metrics_port=port), WORKER_FLAGS)
+    own = changed(settings, metrics_port=port, group_instance_id=None)
+    args = _command("worker", own, WORKER_FLAGS)
     return Program(f"worker {number}", args, stack.log_dir / f"worker-{number}.log", port)
 
 

@@ -75,9 +75,16 @@ class Settings(BaseSettings):
     session_timeout_s: float = Field(
         6.0,
         ge=1,
-        le=10,
+        le=300,
         description="after this the group gives a dead worker's partitions away; "
         "6 s is the least that brokers allow by default",
+    )
+    group_instance_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=249,
+        description="static membership: a worker that dies and is back under this name within the "
+        "session timeout finds its partitions kept; another for each worker",
     )
     journal_ttl_s: int = Field(86_400, ge=60, description="how long a request id is remembered")
     session_ttl_s: int = Field(604_800, ge=60, description="how long an idle conversation is kept")

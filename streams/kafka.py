@@ -5,6 +5,7 @@ Everything that leans on Faust's or aiokafka's private names stands in this file
 that fails when an upgrade changes it. Source: docs/decisions/001-faust.md.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from aiokafka import AIOKafkaConsumer, OffsetAndMetadata, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import Settings
 from headrace.streams.ledger import Place, Watermark
 from headrace.streams.ownership import Lease
@@ -47,6 +49,7 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
             **app.settings.kafka_options(),
             client_id="headrace-worker",
             group_id=app.conf.id,
+            group_instance_id=app.settings.group_instance_id,
             partition_assignment_strategy=[app.assignor],
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -63,7 +66,7 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
 
     async def on_start(self) -> None:
         await super().on_start()
-        _watch_heartbeats(self._consumer, self.app.lease)
+        _watch_heartbeats(self._consumer, self.app)
 
     async def _fetch_records(
         self, consumer: Any, active_partitions: Any, timeout: float | None = None, **more: Any
@@ -152,6 +155,8 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         """Close the consumer, which tells the group at once that its partitions are free."""
         self.consumer.stop_flow()
         if self._consumer is not None:
+            # a static member is expected to come back, and would leave without a word
+            self._consumer._coordinator._group_instance_id = None
             await self.call_thread(self._consumer.stop)
 
 
@@ -165,9 +170,9 @@ def _decode(committed: OffsetAndMetadata) -> Watermark:
     return Watermark(committed.offset, token)
 
 
-def _watch_heartbeats(consumer: Any, lease: Lease) -> None:
+def _watch_heartbeats(consumer: Any, app: "PipelineApp") -> None:
     """lease: note each heartbeat that the group answered."""
-    coordinator = consumer._coordinator
+    coordinator, lease = consumer._coordinator, app.lease
     send = coordinator._do_heartbeat
 
     async def noted() -> bool:
@@ -176,10 +181,24 @@ def _watch_heartbeats(consumer: Any, lease: Lease) -> None:
         if answered:
             lease.heartbeat_answered(sent_s)
         elif coordinator.generation <= 0:
+            name = coordinator._group_instance_id
+            if name is not None and lease.held(sent_s):
+                asyncio.run_coroutine_threadsafe(app.crash(TwinError(name)), app.loop)
             lease.lost()
         return answered
 
     coordinator._do_heartbeat = noted
+
+
+class TwinError(HeadraceError):
+    """The group has given this worker's name to another, though this one's heartbeats came."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"another worker has the same group_instance_id {self.name!r}: each needs its own"
 
 
 class _Consumer(Consumer):  # type: ignore[misc]

@@ -58,7 +58,10 @@ class WorkerFailedError(HeadraceError):
         self.what, self.cause = what, cause
 
     def __str__(self) -> str:
-        return self.what if self.cause is None else f"{self.what}: {self.cause!r}"
+        if self.cause is None:
+            return self.what
+        known = isinstance(self.cause, HeadraceError)
+        return f"{self.what}: {self.cause if known else repr(self.cause)}"
 
 
 class Serving:

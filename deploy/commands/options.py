@@ -35,14 +35,18 @@ ENGINE = (
 )
 WORKER = (
     *("redis", "group", "metrics_port", "drain_timeout_s", "session_timeout_s"),
-    *("journal_ttl_s", "session_ttl_s", "max_request_bytes"),
+    *("group_instance_id", "journal_ttl_s", "session_ttl_s", "max_request_bytes"),
 )
 HTTP = ("http_host", "http_port", "api_keys_file")
 
 WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
 GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
-UP_FLAGS = tuple(name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name != "metrics_port")
-"""`up` chooses a metrics port for each worker."""
+OF_ONE_WORKER = ("metrics_port", "group_instance_id")
+"""`up` has several."""
+
+UP_FLAGS = tuple(
+    name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name not in OF_ONE_WORKER
+)
 
 _TEXTS = {
     "dtype": "number format of the weights",

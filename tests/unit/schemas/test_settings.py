@@ -69,7 +69,7 @@ BAD = [
     ("batch_window_ms", "nan", "must be a finite number"),
     ("drain_timeout_s", "0", "must be greater than 0"),
     ("drain_timeout_s", "soon", "must be a number"),
-    ("session_timeout_s", "11", "must be at most 10"),
+    ("session_timeout_s", "301", "must be at most 300"),
     ("log_format", "xml", "must be 'text' or 'json'"),
     ("kv_to_redis", "yes", "must be 'on' or 'off'"),
 ]
