@@ -63,6 +63,8 @@ def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack]
     A second signal kills what is left at once. Leaves no process, also when this one is killed.
     Raises: HeadraceError, ServiceStartError when something cannot be brought up.
     """
+    if settings.group_instance_id is not None:
+        raise SettingsError("HEADRACE_GROUP_INSTANCE_ID names one worker, and `up` runs several")
     for number in _stop_signals():
         signal.signal(number, _interrupt)
     try:
@@ -194,8 +196,7 @@ def _worker(stack: Stack, number: int, num_workers: int) -> Program:
     if settings.threads == 0 and num_workers > 1:
         settings = changed(settings, threads=max(1, num_cores() // num_workers))
     port = free_port()
-    own = changed(settings, metrics_port=port, group_instance_id=None)
-    args = _command("worker", own, WORKER_FLAGS)
+    args = _command("worker", changed(settings, metrics_port=port), WORKER_FLAGS)
     return Program(f"worker {number}", args, stack.log_dir / f"worker-{number}.log", port)
 
 

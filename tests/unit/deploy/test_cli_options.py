@@ -43,7 +43,7 @@ def settings_of(*args: str) -> Settings:
 
 def test_every_setting_but_the_password_has_a_flag() -> None:
     """A command line can be read by other users; everything else is as easy either way."""
-    without = set(Settings.model_fields) - set(options.UP_FLAGS) - {"metrics_port"}
+    without = set(Settings.model_fields) - set(options.UP_FLAGS) - set(options.OF_ONE_WORKER)
     assert without == {"kafka_password"}
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.deploy.local_services import StackError
-from headrace.deploy.up import UpOptions, _folder
+from headrace.deploy.up import UpOptions, _folder, run_up
+from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import load_settings
 
 GIVEN = {"kafka": "k:9092", "redis": "redis://r:6379/0"}
@@ -30,3 +31,9 @@ def test_a_folder_that_was_asked_for_is_used_by_one_alone(
         with pytest.raises(StackError, match="another `headrace up`"), _folder(settings, options):
             pass
     assert folder.exists()
+
+
+def test_the_name_of_one_worker_is_refused_for_several() -> None:
+    """They would all be in the group under it, and end each other."""
+    with pytest.raises(SettingsError, match="GROUP_INSTANCE_ID names one worker"):
+        run_up(load_settings(group_instance_id="a"), UpOptions(), on_ready=print)
