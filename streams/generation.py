@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from headrace.schemas.errors import RequestError
+from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.event import Completion, Event, EventWriter, Timings, Usage
 from headrace.schemas.request import DecodedRequest
 
@@ -84,6 +84,12 @@ class Flush:
     ending: Ending | None
 
 
+def too_large(num_bytes: int) -> RequestError:
+    """Why an answer ends where an event would not fit into the response topic."""
+    text = f"an event of the answer has {num_bytes} bytes, more than the response topic takes"
+    return RequestError(ErrorCode.INTERNAL_ERROR, text)
+
+
 class Standing(Enum):
     """How a generation stands to its journal."""
 
@@ -122,6 +128,7 @@ class Generation:
         self._flushed_ids = 0
         self._start_flushed = False
         self._ending_flushed = False
+        self._cut_off: int | None = None  # number of the event in whose place the failure stands
 
     @property
     def streams(self) -> bool:
@@ -219,7 +226,7 @@ class Generation:
         self.standing = Standing.LOST
         self.token = self.attempt = token
         text, self._pending_text = self.text, ""
-        self._chunk_texts, self.bounds = [], []
+        self._chunk_texts, self.bounds, self._cut_off = [], [], None
         answered = self.ending is not None and self.ending.error is None
         if answered or (text and self.streams):
             self._chunk_texts, self.bounds = [text], [len(self.ids)]
@@ -259,23 +266,36 @@ class Generation:
     @property
     def num_events(self) -> int:
         """Events that may be published now."""
+        if self._cut_off is not None:
+            return self._cut_off + 1
         failed = self._ending_flushed and self.ending is not None and self.ending.error is not None
         return len(self.bounds) + failed
 
     @property
     def is_delivered(self) -> bool:
         """Whether the last event is acknowledged by the broker."""
-        return self._ending_flushed and self.acknowledged == self.num_events
+        has_ended = self._ending_flushed or self._cut_off is not None
+        return has_ended and self.acknowledged == self.num_events
 
-    def take_publishable(self) -> list[Event]:
-        """publish: the next events, in order; they count as handed to the producer."""
-        events = [self._event(number) for number in range(self.published, self.num_events)]
+    def take_publishable(self, max_bytes: int | None = None) -> list[Event]:
+        """publish: the next events, in order; they count as handed to the producer.
+
+        In the place of one larger than `max_bytes`, which no owner can publish, the answer fails.
+        """
+        events: list[Event] = []
+        while self.published + len(events) < self.num_events:
+            number = self.published + len(events)
+            event = self._event(number)
+            if max_bytes is not None and len(event.value) > max_bytes and self._cut_off is None:
+                self._cut_off, self.ending = number, Ending(error=too_large(len(event.value)))
+                event = self._event(number)
+            events.append(event)
         self.published = self.num_events
         return events
 
     def _event(self, number: int) -> Event:
         writer = self._writer()
-        if number == len(self.bounds):
+        if number in (self._cut_off, len(self.bounds)):
             assert self.ending is not None  # noqa: S101 - only an error comes after the chunks
             assert self.ending.error is not None  # noqa: S101 - ditto
             return writer.failed(number, self.ending.error)

@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeEr
 from headrace.schemas.event import Event
 from headrace.schemas.headers import cloud_event_headers, trace_headers
 from headrace.schemas.request import DecodedRequest, Record
-from headrace.schemas.settings import Settings
+from headrace.schemas.settings import RECORD_OVERHEAD_BYTES, Settings
 from headrace.streams.generation import Generation
 
 SEND_TIMEOUT_S = 30.0
@@ -40,6 +40,7 @@ class Publisher:
     ) -> None:
         self._settings = settings
         self._topics = settings.topics
+        self._max_event_bytes = settings.max_response_bytes - RECORD_OVERHEAD_BYTES
         self._worker_name = worker_name.encode()
         self._on_acknowledged, self._on_failure = on_acknowledged, on_failure
         self._producer: AIOKafkaProducer | None = None
@@ -74,7 +75,7 @@ class Publisher:
         Cancel: events not handed over yet are published by the next owner.
         """
         attempt = generation.attempt
-        for event in generation.take_publishable():
+        for event in generation.take_publishable(self._max_event_bytes):
             future = await self._send(generation.decoded, attempt, event)
             future.add_done_callback(
                 partial(

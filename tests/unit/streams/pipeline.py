@@ -304,10 +304,11 @@ class RecordingPublisher(Publisher):
         self.dead: list[tuple[Record, str, int]] = []
         """Record, reason, attempts."""
         self.acknowledging = True
+        self.max_event_bytes = 1_000_000
         self._unacknowledged: list[tuple[Generation, int, int]] = []
 
     async def publish(self, generation: Generation) -> None:
-        for event in generation.take_publishable():
+        for event in generation.take_publishable(self.max_event_bytes):
             await asyncio.sleep(0)
             body = orjson.loads(event.value)
             self.log.append(body)
