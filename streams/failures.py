@@ -73,13 +73,20 @@ class Failures:
 
     @asynccontextmanager
     async def alone_if_suspect(self, generation: Generation) -> AsyncIterator[None]:
-        """While it is entered, a suspect is the only one that begins alone here."""
+        """While it is entered, a suspect is the only one that begins alone here.
+
+        The mark is taken back before the next one begins: that it got on may not be journaled yet.
+        """
         if not self.is_suspect:
             yield
             return
         async with self._isolation:
             await self._note(generation, alone=True)
+            num_ids = len(generation.ids)
             yield
+            if len(generation.ids) > num_ids:
+                self.count = 1
+            await self._note(generation, alone=False)
 
     async def _note(self, generation: Generation, *, alone: bool) -> None:
         while not generation.has_no_journal:

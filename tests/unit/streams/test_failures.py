@@ -67,7 +67,7 @@ async def test_a_generation_that_keeps_failing_is_given_up() -> None:
         assert p.publisher.log[-1]["error"]["code"] == "internal_error"
         assert p.publisher.dead == [(record, "internal_error", MAX_FAILURES)]
         assert len(p.engine.added) == MAX_FAILURES
-        assert p.calls.of("r1").count("failed") == MAX_FAILURES - 1
+        assert p.calls.of("r1").count("alone") == 1, "the last try"
 
 
 async def test_a_request_that_cannot_be_prepared_is_given_up() -> None:
@@ -130,10 +130,23 @@ async def test_a_suspect_begins_alone_and_is_marked_before() -> None:
         assert not p.journal.of("r2").entry.alone
         await p.say("r1", "a")
         await p.started("r2")
+        assert not p.journal.of("r1").entry.alone, "r2 may end the worker before r1 is flushed"
+        assert p.journal.of("r1").entry.failures == 1
         for name in ("r1", "r2"):
             await p.say(name, "b", finish=True)
             await p.finished(name)
         assert p.publisher.dead == []
+
+
+async def test_a_suspect_that_fails_while_it_is_alone_is_given_up() -> None:
+    """Its third failure, though the worker lives."""
+    async with pipeline() as p:
+        p.roster.gone.add("dead")
+        await p.take(await left_behind(p, "r1", JournalEntry(1, runner="dead", failures=1)))
+        await fail(p, "r1")
+        await p.finished("r1")
+        assert [attempts for _, _, attempts in p.publisher.dead] == [MAX_FAILURES]
+        assert len(p.engine.added) == 1
 
 
 async def test_a_request_that_ended_three_workers_is_given_up() -> None:
