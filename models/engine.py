@@ -93,7 +93,7 @@ class Engine(Protocol):
 
     @property
     def last_step_s(self) -> float | None:
-        """`time.monotonic()` at the end of the last step, None before the first."""
+        """`time.monotonic()` when the last step ended, or an idle engine found work; None before."""
 
     def start(self) -> None:
         """Begin to run steps."""
@@ -318,6 +318,7 @@ class TransformersEngine(Engine):
         """The engine thread."""
         try:
             while (commands := self._inbox.take(idle=self._core.is_idle)) is not None:
+                self._last_step_s = time.monotonic()  # an idle engine has not stood still
                 self._core.apply(commands)
                 self._export()
                 self._core.step()

@@ -7,13 +7,14 @@ that fails when an upgrade changes it. Source: docs/decisions/001-faust.md.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import faust
 import mode
-from aiokafka import AIOKafkaConsumer, OffsetAndMetadata, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 
@@ -32,6 +33,8 @@ FETCH_TIMEOUT_S = 0.1
 
 REQUEST_TIMEOUT_S = 90.0
 """Must exceed the rebalance timeout: JoinGroup may be answered that late."""
+
+METADATA_PAUSE_S = 0.1
 
 MAX_TOKEN_DIGITS = 16
 """What Redis scripts can count with. A committed offset's metadata may be anybody's."""
@@ -255,3 +258,23 @@ def build_app(settings: Settings, lease: Lease) -> PipelineApp:
     )
     app.settings, app.lease = settings, lease
     return app
+
+
+def keep_through_outages(producer: AIOKafkaProducer) -> None:
+    """Make a started producer wait for Kafka however long it is away.
+
+    aiokafka gives a batch up after its request timeout where the partition has no leader, which is
+    how Kafka comes back, and asks for metadata again and again without a pause (2,000 times and log
+    lines a second) where it went away in order.
+    """
+    producer._message_accumulator._batch_ttl = math.inf
+    client = producer.client
+    update = client._metadata_update
+
+    async def paced(*args: Any) -> bool:
+        if await update(*args):
+            return True
+        await asyncio.sleep(METADATA_PAUSE_S)
+        return False
+
+    client._metadata_update = paced

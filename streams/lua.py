@@ -6,6 +6,9 @@ of each chunk), `confirmed` (events acknowledged by Kafka), `ending` (JSON), `ca
 `done`. `failures` counts how often it failed or ended its worker; `runner` is the worker that has
 claimed it, `claimed` the tokens it found, `alone` that no other began to run there then
 (failures.py). Tokens are milliseconds of this century: below 2^53, Lua's numbers hold them exactly.
+
+NOTE: a full Redis refuses the first write of a script if it takes memory, and none after it. So the
+first one is an HSET everywhere, also where a DEL would come first.
 """
 
 OWN = """
@@ -31,6 +34,7 @@ if found[1] and not recreated then
   end
 else
   if ARGV[5] ~= '1' then return {'absent'} end
+  redis.call('HSET', KEYS[1], 'token', ARGV[1])
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1],
     'token', ARGV[1], 'attempt', ARGV[1], 'source', ARGV[2], 'session', ARGV[3])
@@ -116,6 +120,7 @@ if old[1] == ARGV[1] and old[2] == ARGV[2]
   and (old[7] or #(old[3] or '') > #ARGV[5] or #(old[4] or '') > #ARGV[6]
     or old[8] and ARGV[8] == '' or old[9] and ARGV[10] == '') then return 'fenced' end
 local cancelled = old[5] == ARGV[4] and old[6] or redis.call('SISMEMBER', KEYS[2], ARGV[4]) == 1
+redis.call('HSET', KEYS[1], 'token', ARGV[1])
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'attempt', ARGV[2], 'source', ARGV[3],
   'session', ARGV[4], 'ids', ARGV[5], 'bounds', ARGV[6], 'confirmed', ARGV[7],

@@ -18,6 +18,7 @@ from headrace.schemas.headers import cloud_event_headers, trace_headers
 from headrace.schemas.request import DecodedRequest, Record
 from headrace.schemas.settings import RECORD_OVERHEAD_BYTES, Settings
 from headrace.streams.generation import Generation
+from headrace.streams.kafka import keep_through_outages
 
 SEND_TIMEOUT_S = 30.0
 
@@ -55,6 +56,7 @@ class Publisher:
             max_request_size=self._settings.max_response_bytes,  # as the topics have it
         )
         await self._producer.start()
+        keep_through_outages(self._producer)
 
     async def stop(self) -> None:
         """Send what is buffered and close. Bounded by SEND_TIMEOUT_S."""

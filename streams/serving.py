@@ -191,7 +191,6 @@ class Serving:
             self._member.commit_for_ever(),
             self._catch_up(),
             self._gaps.watch(lambda: self._member.places),
-            self._liveness.watch(self._fail),
         ):
             self._background.append(self._tasks.create_task(work))
         if self._kv is not None:
@@ -199,6 +198,8 @@ class Serving:
         self._app.in_worker = True
         await self._app.start()
         self._background.append(self._tasks.create_task(self._watch_app()))
+        self._watching = self._tasks.create_task(self._liveness.watch(self._fail))
+        self._background.append(self._watching)
 
     async def _check_topics(self) -> None:
         topics = self._settings.topics
@@ -301,6 +302,7 @@ class Serving:
         Half of the settings' drain timeout is for that, the rest for closing the clients; what is
         not journaled then is made again elsewhere.
         """
+        self._watching.cancel()  # an engine that was told to stop has not died
         self._intake.close()
         self._deliveries.drop_waiting()
         try:

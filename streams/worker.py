@@ -44,6 +44,7 @@ def run_worker(settings: Settings) -> int:
     except* (HeadraceError, KafkaError, OSError) as problems:
         for problem in _leaves(problems):
             log.error("worker failed", problem=str(problem) or repr(problem))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one more changes nothing, nor the exit code
     _end_within(EXIT_TIMEOUT_S, code)
     return code
 

@@ -411,6 +411,25 @@ def test_stop_ends_within_a_step(make_engine: MakeEngine) -> None:
     assert run.engine.last_step_s is not None
 
 
+def test_an_idle_engine_has_not_stood_still(
+    make_engine: MakeEngine, make_runner: MakeRunner, tiny_model: LoadedModel
+) -> None:
+    """While the first step after an idle hour is under way, its beginning counts.
+
+    The step before counted, so that the worker took itself for dead and ended.
+    """
+    runner = StepwiseRunner(make_runner(tiny_model))
+    run = make_engine(runner=runner)
+    began_s = time.monotonic()
+    run.add(request("a", PROMPTS[0], max_tokens=1))
+    runner.batches.get(timeout=WAIT_S)
+    last_step_s = run.engine.last_step_s
+    assert last_step_s is not None
+    assert last_step_s >= began_s
+    runner.allow()
+    run.finish()
+
+
 def test_the_stream_of_the_engine_repeats_its_text(make_engine: MakeEngine) -> None:
     """`text_stream` gives, for the same ids and stops, the deltas that the engine gave."""
     run = make_engine()
