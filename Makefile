@@ -11,7 +11,7 @@ CHECKED := streams producers consumers models schemas deploy tests benchmarks
 export UV_HTTP_TIMEOUT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint type bench chromium
+.PHONY: help up test lint type bench chaos chromium
 .DELETE_ON_ERROR:
 
 help: ## show this text
@@ -35,6 +35,9 @@ bench: $(VENV)/.ready-dev ## run every benchmark, or one: ARGS=benchmarks/bench_
 	@for script in $(or $(ARGS),$(sort $(wildcard benchmarks/bench_*.py))); do \
 		echo "== $$script"; $(BIN)/python -m $$(echo $${script%.py} | tr / .) || exit 1; \
 	done
+
+chaos: $(VENV)/.ready-dev ## break everything under load and check every answer (10 minutes)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 # Set-up
 

@@ -93,7 +93,7 @@ class Engine(Protocol):
 
     @property
     def last_step_s(self) -> float | None:
-        """`time.monotonic()` when the last step ended, or an idle engine found work; None before."""
+        """`time.monotonic()` when the last step ended or an idle engine found work, None before."""
 
     def start(self) -> None:
         """Begin to run steps."""

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
     """Faust's consumer thread with our consumer in it."""
 
+    _is_leaving = False
+
     def _create_worker_consumer(self, transport: Any) -> AIOKafkaConsumer:
         app: PipelineApp = self.app
         self._assignor = app.assignor
@@ -75,6 +77,9 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         self, consumer: Any, active_partitions: Any, timeout: float | None = None, **more: Any
     ) -> Any:
         """Fetch with a short wait: Faust's 1 s would hold back a rebalance's seeks and commits."""
+        if self._is_leaving:  # a rebalance may have started the flow again
+            await asyncio.sleep(FETCH_TIMEOUT_S)
+            return {}
         wait_s = FETCH_TIMEOUT_S if timeout is None else min(timeout, FETCH_TIMEOUT_S)
         return await super()._fetch_records(consumer, active_partitions, timeout=wait_s, **more)
 
@@ -156,6 +161,7 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
 
     async def leave(self) -> None:
         """Close the consumer, which tells the group at once that its partitions are free."""
+        self._is_leaving = True
         self.consumer.stop_flow()
         if self._consumer is not None:
             # a static member is expected to come back, and would leave without a word

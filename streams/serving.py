@@ -365,3 +365,8 @@ class Serving:
                     await closing
             except (TimeoutError, KafkaError, RedisError, UnavailableError) as problem:
                 log.warning("could not close in order", what=what, problem=repr(problem))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                log.warning("could not close in order", what=what, problem="its thread has ended")

@@ -46,6 +46,12 @@ class Oracle:
             logits = self._model(torch.tensor([prompt_ids + made[:-1]])).logits[0]
         return list(logits[len(prompt_ids) - 1 :].argmax(-1).tolist())
 
+    def lead(self, ids: list[int], token: int, other: int) -> float:
+        """How much larger the logit of `token` is than that of `other`, after `ids`."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([ids])).logits[0, -1]
+        return float(logits[token] - logits[other])
+
     def answer(self, messages: list[dict[str, str]], max_tokens: int) -> str:
         """The greedy answer's text."""
         return self.text(self.generate(self.prompt_ids(messages), max_tokens))

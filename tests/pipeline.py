@@ -48,11 +48,15 @@ class WorkerProcess:
         )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.deploy.cli", "worker"],
+                self.command(),
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def command(self) -> list[str]:
+        """What is started; another one must end in a `headrace worker`, too."""
+        return [sys.executable, "-m", "headrace.deploy.cli", "worker"]
 
     async def ready(self) -> "WorkerProcess":
         """Wait until it is in the consumer group."""
