@@ -21,6 +21,35 @@ _MASK = "***"
 _CLIENT_LIBRARIES = ("aiokafka", "asyncio", "faust", "kafka", "mode", "uvicorn")
 
 
+REPEAT_INTERVAL_S = 10.0
+"""While Kafka is away its client says so a hundred times a second."""
+
+
+class NotAgain(logging.Filter):
+    """Lets a warning of a client library through once in REPEAT_INTERVAL_S, then with how often it
+    came meanwhile. Told apart by the text before its arguments are put in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `record` is written."""
+        library = record.name.partition(".")[0]
+        if library not in _CLIENT_LIBRARIES or record.exc_info:
+            return True
+        what = (record.name, str(record.msg))
+        since_s, num_more = self._seen.get(what, (-REPEAT_INTERVAL_S, 0))
+        if record.created - since_s < REPEAT_INTERVAL_S:
+            self._seen[what] = (since_s, num_more + 1)
+            return False
+        self._seen[what] = (record.created, 0)
+        if num_more:
+            record.msg = f"{record.msg} (and {num_more} times since)"
+        return True
+
+
 def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
     """Send all logs of this process to stderr in the format and from the level of `settings`.
 
@@ -56,6 +85,8 @@ def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
             ],
         )
     )
+    if settings.log_level != "debug":
+        handler.addFilter(NotAgain())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())

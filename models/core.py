@@ -46,6 +46,8 @@ class EngineCore:
             elif self._generations.get(generation.key) is generation:
                 if command.action is Action.CANCEL:
                     self._emit(generation, generation.end(time.monotonic(), FinishReason.CANCELLED))
+                elif command.action is Action.SHARE:
+                    generation.runs_alone = False
                 else:
                     self._forget(generation)
 

@@ -123,6 +123,11 @@ class Engine(Protocol):
         comes for it.
         """
 
+    def share(self, key: str) -> None:
+        """A generation that `begins_alone` does no longer: from the next step boundary on others
+        are computed with it. Unknown keys have no effect.
+        """
+
     def salt(self, tenant: str) -> bytes:
         """What the names of a tenant's KV blocks begin with; see `prefix.block_hashes`."""
 
@@ -267,10 +272,16 @@ class TransformersEngine(Engine):
         self._inbox.expect(change)
 
     def cancel(self, key: str) -> None:
+        self._command(Action.CANCEL, key)
+
+    def share(self, key: str) -> None:
+        self._command(Action.SHARE, key)
+
+    def _command(self, action: Action, key: str) -> None:
         with self._lock:
             generation = self._live.get(key)
             if generation is not None:
-                self._inbox.put(Command(Action.CANCEL, generation))
+                self._inbox.put(Command(action, generation))
 
     def abort(self, key: str) -> None:
         with self._lock:

@@ -72,7 +72,6 @@ class Generation(TokenSequence):
 
     def accept(self, token_id: int, now_s: float) -> EngineOutput:
         """Take the sampled token; the output is the last one if the token ends the generation."""
-        self.runs_alone = False
         text = self._append(token_id)
         return self._output([token_id], text, now_s)
 

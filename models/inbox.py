@@ -14,11 +14,12 @@ from headrace.models.request import KVBlock
 
 
 class Action(Enum):
-    """What a command does with its generation."""
+    """What a command does with its generation; SHARE: it runs alone no longer."""
 
     ADD = auto()
     CANCEL = auto()
     ABORT = auto()
+    SHARE = auto()
 
 
 @dataclass(frozen=True, slots=True)

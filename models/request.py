@@ -80,8 +80,9 @@ class EngineRequest:
     them too. One whose prefill has not begun by `deadline_s` fails with `expired`. `kv_blocks` are
     leading blocks of its tokens that were fetched from elsewhere; those that are not what their
     name says are not used. The answer follows `grammar`, if there is one; it then ends at an
-    end-of-turn token also where `ignore_eos` is asked for. While one that `begins_alone` has given
-    no token yet, no other is computed: whatever happens then, it was this one.
+    end-of-turn token also where `ignore_eos` is asked for. While one that
+    `begins_alone` is not shared (`Engine.share`), no other is computed: if something happens then,
+    it was this one.
 
     Units: `deadline_s` is `time.monotonic()`.
 

@@ -71,8 +71,8 @@ class Scheduler(Generic[S]):
 
     The running row of the highest rank is never preempted for another, so it always gets on.
 
-    A row that `runs_alone` passes all others and has the steps to itself, until it has its first
-    token: they keep their blocks, unless it needs them.
+    A row that `runs_alone` passes all others and has the steps to itself; they keep their blocks,
+    unless it needs them.
     """
 
     def __init__(self, pool: BlockPool, *, max_batch_size: int, max_batch_tokens: int) -> None:

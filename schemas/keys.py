@@ -43,7 +43,7 @@ class Keys:
         return f"{self.prefix}:kv:{model}:{{{block_hash.hex()}}}"
 
     def worker(self, worker_id: str) -> str:
-        """Is there while the worker lives, and after it has left in order (string)."""
+        """Until when a worker counts as alive (string, ms of Redis's clock)."""
         return f"{self.prefix}:worker:{quote(worker_id, safe='')}"
 
     @property

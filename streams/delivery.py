@@ -187,8 +187,11 @@ class Delivery:
             await self._give_up(generation, self._failures.given_up())
         while generation.ending is None and not self._fenced:
             try:
+                alone = self._failures.is_suspect
                 async with self._failures.alone_if_suspect(generation):
-                    await self._admit(generation, session)
+                    await self._admit(generation, session, alone=alone)
+                if alone:
+                    self._parts.engine.share(generation.key)
                 return
             except EngineStoppedError:
                 raise  # not this request's fault
@@ -203,9 +206,8 @@ class Delivery:
                 failure = RequestError(ErrorCode.INTERNAL_ERROR, text)
                 await self._after_failure(generation, failure)
 
-    async def _admit(self, generation: Generation, session: SessionRecord) -> None:
+    async def _admit(self, generation: Generation, session: SessionRecord, *, alone: bool) -> None:
         self._got_on.clear()
-        alone = self._failures.is_suspect
         self._in_engine = await self._admission.admit(generation, session, alone=alone)
         if alone and self._in_engine:
             await self._got_on.wait()

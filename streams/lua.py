@@ -65,8 +65,11 @@ return 'ok'
 """
 
 SIGN_ON = """
--- KEYS worker; ARGV ttl_ms. It lives, or has left in order.
-redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
+-- KEYS worker; ARGV valid_ms, ttl_ms. It lives until valid_ms from now, by the clock of Redis. The
+-- key stays for longer, so that a Redis short of memory does not evict it first.
+local now = redis.call('TIME')
+local until_ms = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
+redis.call('SET', KEYS[1], string.format('%.0f', until_ms), 'PX', ARGV[2])
 """
 
 SIGN_OFF = """
@@ -76,7 +79,10 @@ redis.call('DEL', KEYS[1])
 
 IS_SIGNED_ON = """
 -- KEYS worker
-return redis.call('EXISTS', KEYS[1])
+local until_ms = redis.call('GET', KEYS[1])
+local now = redis.call('TIME')
+if until_ms and now[1] * 1000 + math.floor(now[2] / 1000) < tonumber(until_ms) then return 1 end
+return 0
 """
 
 FLUSH = """

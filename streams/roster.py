@@ -1,7 +1,7 @@
-"""Which workers live: a key for each, which runs out soon after its last sign of life.
+"""Which workers live: a key for each, which says until when its last sign of life counts.
 
-A worker that left in order keeps its key as long as journals are kept, so that nobody takes what it
-handed over for what it died of.
+That of a worker that left in order counts as long as journals are kept, so that nobody takes what
+it handed over for what it died of.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ class Roster:
         return int(answer) == 0
 
     async def _sign(self, for_s: float) -> None:
-        call = Call(lua.SIGN_ON, [self._key(self._worker_id)], [int(for_s * 1000)])
+        args = [int(for_s * 1000), int(self._keep_s * 1000)]
+        call = Call(lua.SIGN_ON, [self._key(self._worker_id)], args)
         await self._scripts.run_one(call)
 
     def _key(self, worker_id: str) -> str:

@@ -122,7 +122,7 @@ async def test_a_worker_is_gone_when_its_signs_of_life_stop_but_not_when_it_left
     redis_url: str, topic_prefix: str
 ) -> None:
     """And at once when it says that it has failed."""
-    async with workers(redis_url, topic_prefix, signs_for_s=0.05) as (first, second):
+    async with workers(redis_url, topic_prefix, signs_for_s=0.3) as (first, second):
         assert await second.roster.is_gone("w1")
         await first.roster.leave()
         assert not await second.roster.is_gone("w1")

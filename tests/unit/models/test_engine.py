@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -409,6 +410,37 @@ def test_stop_ends_within_a_step(make_engine: MakeEngine) -> None:
     run.engine.stop()
     assert not run.engine.alive
     assert run.engine.last_step_s is not None
+
+
+def test_a_generation_that_begins_alone_is_computed_alone_until_it_is_shared(
+    make_engine: MakeEngine, make_runner: MakeRunner, tiny_model: LoadedModel
+) -> None:
+    """If the process died of a step, it would be this one's; the others go on behind it, and all
+    get the tokens that they get anyway.
+    """
+    runner = StepwiseRunner(make_runner(tiny_model))
+    run = make_engine(runner=runner)
+    run.add(request("a", PROMPTS[0]))
+    runner.batches.get(timeout=WAIT_S)
+    run.add(replace(request("b", PROMPTS[1]), begins_alone=True), request("c", PROMPTS[2]))
+    sizes = []
+    for _ in range(4):
+        runner.allow()
+        sizes.append(runner.batches.get(timeout=WAIT_S))
+    run.engine.share("b")
+    for _ in range(2):
+        runner.allow()
+        sizes.append(runner.batches.get(timeout=WAIT_S))
+    assert sizes == [1, 1, 1, 1, 3, 3]
+    for _ in range(2 * NUM_TOKENS):
+        runner.allow()
+    answers = run.finish()
+    alone = make_engine()
+    alone.add(*(request(name, prompt) for name, prompt in zip("abc", PROMPTS, strict=False)))
+    expected = alone.finish()
+    assert {n: a.token_ids for n, a in answers.items()} == {
+        n: a.token_ids for n, a in expected.items()
+    }
 
 
 def test_an_idle_engine_has_not_stood_still(

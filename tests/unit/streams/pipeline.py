@@ -368,6 +368,9 @@ class ScriptedEngine:
         if key in self.running:
             self.say(key, "", FinishReason.CANCELLED)
 
+    def share(self, key: str) -> None:
+        self._calls.note("share", key)
+
     def abort(self, key: str) -> None:
         self.running.pop(key, None)
 

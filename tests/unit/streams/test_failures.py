@@ -132,6 +132,7 @@ async def test_a_suspect_begins_alone_and_is_marked_before() -> None:
         await p.started("r2")
         assert not p.journal.of("r1").entry.alone, "r2 may end the worker before r1 is flushed"
         assert p.journal.of("r1").entry.failures == 1
+        assert [what for what, _ in p.calls if what in ("alone", "share")][:2] == ["alone", "share"]
         for name in ("r1", "r2"):
             await p.say(name, "b", finish=True)
             await p.finished(name)
