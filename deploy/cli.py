@@ -30,6 +30,7 @@ COMMANDS = {
     "cancel": ("cancel", "End a generation early"),
     "models": ("models", "List and fetch models"),
     "sessions": ("sessions", "Forget a conversation"),
+    "dlq": ("dlq", "Look at dead letters, and ask them again"),
 }
 """Name of each command → its module in `headrace.deploy.commands`, and what it does."""
 

@@ -25,6 +25,9 @@ REPEAT_INTERVAL_S = 10.0
 """While Kafka is away its client says so a hundred times a second."""
 
 
+MAX_TEXTS = 1000
+
+
 class NotAgain(logging.Filter):
     """Lets a warning of a client library through once in REPEAT_INTERVAL_S, then with how often it
     came meanwhile. Told apart by the text before its arguments are put in.
@@ -44,6 +47,8 @@ class NotAgain(logging.Filter):
         if record.created - since_s < REPEAT_INTERVAL_S:
             self._seen[what] = (since_s, num_more + 1)
             return False
+        if len(self._seen) >= MAX_TEXTS:
+            self._seen.clear()
         self._seen[what] = (record.created, 0)
         if num_more:
             record.msg = f"{record.msg} (and {num_more} times since)"

@@ -21,7 +21,9 @@ from aiokafka.errors import (
     UnknownProducerId,
 )
 
+from headrace.producers.outgoing import OutgoingRecord
 from headrace.schemas.control import decode_control
+from headrace.schemas.dead_letter import Retry
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
 from headrace.schemas.headers import EventType, Headers, cloud_event_headers, trace_headers
 from headrace.schemas.request import DEFAULT_TENANT, validate_request
@@ -113,7 +115,9 @@ class RequestProducer:
         value = _encode(content)
         headers = self._headers(EventType.REQUESTED, request.request_id, session_id)
         headers += [("headrace-tenant", tenant.encode("utf-8")), *trace_headers(trace)]
-        return await self._produce(self._settings.topics.requests, session_id, value, headers)
+        record = OutgoingRecord(self._settings.topics.requests, session_id.encode(), value, headers)
+        self._check_size(record)
+        return await self._produce(record)
 
     async def cancel(
         self, request_id: str, *, session_id: str, tenant: str = DEFAULT_TENANT
@@ -134,12 +138,36 @@ class RequestProducer:
         """
         return await self._control({"action": "delete_session"}, session_id, tenant)
 
+    async def resubmit(self, retry: Retry) -> tuple[int, int]:
+        """Write a dead letter's request once more; returns (partition, offset).
+
+        Raises: UnavailableError (a retry may help), ProduceError (too large, or Kafka said no).
+        Delivery: at-least-once, idempotent by `retry.request_id`. Cancel: as `submit`.
+        """
+        topic = self._settings.topics.requests
+        partition = await self._if_there(topic, retry.partition)
+        try:
+            return await self._produce(
+                OutgoingRecord(topic, retry.key, retry.value, retry.headers, partition)
+            )
+        except RequestError as problem:
+            raise ProduceError(str(problem)) from problem
+
+    async def _if_there(self, topic: str, partition: int | None) -> int | None:
+        """`partition` if `topic` has it; else the client library chooses one."""
+        if partition is None or self._producer is None:
+            return None
+        await self._require_topic(self._producer, topic)
+        return partition if partition in await self._producer.partitions_for(topic) else None
+
     async def _control(self, body: dict[str, str], session_id: str, tenant: str) -> tuple[int, int]:
         value = _encode({**body, "session_id": session_id, "tenant": tenant})
         decode_control(value)
         headers = self._headers(EventType.CONTROL, None, session_id)
         headers.append(("headrace-tenant", tenant.encode("utf-8")))
-        return await self._produce(self._settings.topics.control, session_id, value, headers)
+        record = OutgoingRecord(self._settings.topics.control, session_id.encode(), value, headers)
+        self._check_size(record)
+        return await self._produce(record)
 
     def _headers(
         self, kind: EventType, event_id: str | None, session_id: str
@@ -152,49 +180,45 @@ class RequestProducer:
             time_s=time.time(),
         )
 
-    async def _produce(
-        self, topic: str, session_id: str, value: bytes, headers: list[tuple[str, bytes]]
-    ) -> tuple[int, int]:
-        key = session_id.encode("utf-8")
-        self._check_size(key, value, headers)
+    async def _produce(self, record: OutgoingRecord) -> tuple[int, int]:
         producer = self._producer
         if producer is None:
             raise RuntimeError("the producer is not started")
         try:
-            return await self._send(producer, topic, key, value, headers)
+            return await self._send(producer, record)
         except _LOST_COUNT as problem:
             _log.warning("producer.replaced", reason=type(problem).__name__)
             producer = await self._replace(producer)
         try:  # the broker refused the first try, so this is not a second copy
-            return await self._send(producer, topic, key, value, headers)
+            return await self._send(producer, record)
         except _LOST_COUNT as problem:
-            raise ProduceError(f"Kafka refused a record for {topic}: {problem!r}") from problem
+            raise _refused(record, problem) from problem
 
-    async def _send(
-        self,
-        producer: AIOKafkaProducer,
-        topic: str,
-        key: bytes,
-        value: bytes,
-        headers: list[tuple[str, bytes]],
-    ) -> tuple[int, int]:
-        await self._require_topic(producer, topic)
+    async def _send(self, producer: AIOKafkaProducer, record: OutgoingRecord) -> tuple[int, int]:
+        await self._require_topic(producer, record.topic)
         try:
             async with asyncio.timeout(PRODUCE_TIMEOUT_S):
-                written = await producer.send_and_wait(topic, key=key, value=value, headers=headers)
+                written = await producer.send_and_wait(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    headers=record.headers,
+                )
         except (TimeoutError, KafkaConnectionError) as problem:
             raise UnavailableError(self._broker, PRODUCE_TIMEOUT_S) from problem
         except _LOST_COUNT:
             raise
         except MessageSizeTooLargeError as problem:
             await self._replace(producer)
-            text = f"{len(value)} bytes are more than topic {topic} takes"
+            size_bytes = len(record.value or b"")
+            text = f"{size_bytes} bytes are more than topic {record.topic} takes"
             raise RequestError(ErrorCode.INVALID_VALUE, text) from problem
         except KafkaError as problem:
             if problem.retriable:
                 raise UnavailableError(self._broker, PRODUCE_TIMEOUT_S) from problem
             await self._replace(producer)
-            raise ProduceError(f"Kafka refused a record for {topic}: {problem!r}") from problem
+            raise _refused(record, problem) from problem
         return written.partition, written.offset
 
     async def _require_topic(self, producer: AIOKafkaProducer, topic: str) -> None:
@@ -205,8 +229,8 @@ class RequestProducer:
             what = f"topic {topic} at {self._settings.kafka}"
             raise TopicMissingError(what, TOPIC_TIMEOUT_S) from problem
 
-    def _check_size(self, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
-        size_bytes = len(key) + len(value) + sum(len(name) + len(item) for name, item in headers)
+    def _check_size(self, record: OutgoingRecord) -> None:
+        size_bytes = record.size_bytes
         if size_bytes > self._settings.max_request_bytes:
             text = f"{size_bytes} bytes; at most {self._settings.max_request_bytes} are taken"
             raise RequestError(ErrorCode.INVALID_VALUE, text)
@@ -260,6 +284,10 @@ def _encode(body: dict[str, Any]) -> bytes:
         return orjson.dumps(body)
     except TypeError as problem:  # orjson's error is one: half a surrogate pair, or no JSON value
         raise RequestError(ErrorCode.INVALID_TEXT, str(problem)) from problem
+
+
+def _refused(record: OutgoingRecord, problem: KafkaError) -> ProduceError:
+    return ProduceError(f"Kafka refused a record for {record.topic}: {problem!r}")
 
 
 async def _close(producer: AIOKafkaProducer) -> None:

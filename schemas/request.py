@@ -29,6 +29,9 @@ from headrace.schemas.wire import WireModel, refusal
 MAX_ID_CHARS = 512
 DEFAULT_TENANT = "default"
 TENANT_HEADER = "headrace-tenant"
+REQUEST_ID_HEADER = "headrace-request-id"
+"""Takes the place of the body's `request_id`, so that the same bytes can be asked again."""
+
 MAX_INT = 2**63 - 1
 """Where the contract names no upper bound: what a 64-bit integer holds."""
 
@@ -256,7 +259,7 @@ def decode_request(record: Record) -> DecodedRequest:
         request, error = None, problem
         names = names or readable_names(value)
     default_id = f"{record.topic}-{record.partition}-{record.offset}"
-    request_id = _identifier(names.get("request_id"))
+    request_id = header_request_id(record.headers) or _identifier(names.get("request_id"))
     key_session = session_of_key(record.key)
     return DecodedRequest(
         record=record,
@@ -273,6 +276,14 @@ def decode_request(record: Record) -> DecodedRequest:
 def header_tenant(headers: Headers) -> str:
     """The tenant of a record that names none in its body."""
     return _identifier(header_text(headers, TENANT_HEADER)) or DEFAULT_TENANT
+
+
+def header_request_id(headers: Headers) -> str | None:
+    """The id that a header gives to a request, whatever its body says; None without a usable one.
+
+    NOTE: it is for who writes records; the gateway hands no header of its clients on but the trace.
+    """
+    return _identifier(header_text(headers, REQUEST_ID_HEADER))
 
 
 def _check_session(key: bytes | None, session_id: str | None) -> None:
