@@ -34,6 +34,12 @@ from headrace.streams.stopwatch import Stopwatch
 log = structlog.get_logger(__name__)
 
 
+ANOTHER_LOOK_S = 0.3
+"""For the conversation of a request whose claim Redis has not answered in 0.5 s: new requests start
+within a second while it is away, and after a hiccup their history is there.
+"""
+
+
 class Delivery:
     """One record on its way to its last event."""
 
@@ -172,13 +178,15 @@ class Delivery:
         """The conversation; while Redis is away, a generation without a journal goes on from what
         this owner remembers of it.
         """
+        sessions, whose = self._parts.sessions, (self.decoded.tenant, self.decoded.session_id)
         while True:
+            is_alone = generation.standing is Standing.UNJOURNALED
             try:
-                return await self._parts.sessions.load(self.decoded.tenant, self.decoded.session_id)
-            except UnavailableError:
-                if generation.standing is Standing.UNJOURNALED:
-                    decoded = self.decoded
-                    return self._parts.sessions.remembered(decoded.tenant, decoded.session_id)
+                async with asyncio.timeout(ANOTHER_LOOK_S if is_alone else None):
+                    return await sessions.load(*whose)
+            except (UnavailableError, TimeoutError):
+                if is_alone:
+                    return sessions.remembered(*whose)
                 await self._parts.scripts.back()
 
     async def _generate(self, generation: Generation, session: SessionRecord) -> None:

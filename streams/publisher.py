@@ -13,6 +13,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 
+from headrace.schemas.dead_letter import HEADER_PREFIX
 from headrace.schemas.event import Event
 from headrace.schemas.headers import cloud_event_headers, trace_headers
 from headrace.schemas.request import DecodedRequest, Record
@@ -156,8 +157,8 @@ class Publisher:
             "timestamp": str(record.timestamp_ms),
             "attempts": str(attempts),
         }
-        kept = [header for header in record.headers if not header[0].startswith("headrace-dlq-")]
-        added = [(f"headrace-dlq-{name}", text.encode("utf-8")) for name, text in about.items()]
+        kept = [header for header in record.headers if not header[0].startswith(HEADER_PREFIX)]
+        added = [(HEADER_PREFIX + name, text.encode("utf-8")) for name, text in about.items()]
         try:
             future = await self._enqueue(
                 self._topics.dlq,

@@ -14,7 +14,6 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from headrace.deploy.embedded_valkey import EmbeddedValkey
-from headrace.streams.redis_scripts import CALL_TIMEOUT_S
 from tests.faults import MESSAGES, Outage, own_valkey, quick_answer, settings_of, through
 from tests.long_answers import LongAnswers
 from tests.pipeline import Pipeline, Reply, running_pipeline
@@ -154,13 +153,11 @@ async def _first_event_s(pipeline: Pipeline, name: str) -> float:
 
 
 def _assert_short(outage: Outage, starts_s: list[float]) -> None:
-    """Whoever asks just as it leaves waits for two calls that get no answer: its claim and its
-    conversation. Later ones wait for one.
+    """Whoever asks just as it leaves waits 0.5 s for its claim and 0.3 s for its conversation;
+    later ones for their conversation only. The rest is for a busy machine.
     """
-    at_once_s, later_s = starts_s
     assert outage.pause_s < AWAY_S + 1
-    assert at_once_s < 2 * CALL_TIMEOUT_S + 0.5
-    assert later_s < 1
+    assert max(starts_s) < 1.5
 
 
 async def test_a_redis_that_stands_still_pauses_what_runs_and_nothing_else(stage: Stage) -> None:

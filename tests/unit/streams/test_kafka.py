@@ -1,15 +1,24 @@
 """The private names of Faust and aiokafka that streams/kafka.py leans on are still there."""
 
 import inspect
+import math
+import time
 
 import faust
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 
 from headrace.schemas.settings import Settings
-from headrace.streams.kafka import PipelineApp, build_app
+from headrace.streams.kafka import (
+    METADATA_PAUSE_S,
+    PipelineApp,
+    build_app,
+    keep_through_outages,
+)
 from headrace.streams.ownership import Lease
 
 
@@ -24,6 +33,8 @@ from headrace.streams.ownership import Lease
         (BaseConsumer, "perform_seek"),
         (faust.App, "_new_transport"),
         (GroupCoordinator, "_do_heartbeat"),
+        (GroupCoordinator, "fetch_committed_offsets"),
+        (AIOKafkaClient, "_metadata_update"),
     ],
 )
 def test_what_is_overridden_exists(owner: type, name: str) -> None:
@@ -46,3 +57,17 @@ def test_faust_makes_our_consumer_and_commits_nothing() -> None:
     assert type(transport).Consumer is not Consumer
     assert app.conf.stream_wait_empty is False
     assert app.conf.topic_allow_declare is False
+
+
+async def test_a_producer_waits_for_kafka_however_long_and_asks_for_it_at_leisure() -> None:
+    """Its batches expired after 40 s without a leader, which ended the worker; and it asked for
+    metadata 2,000 times a second.
+    """
+    producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:1")
+    assert producer._message_accumulator._batch_ttl == 40.0
+    keep_through_outages(producer)
+    assert producer._message_accumulator._batch_ttl == math.inf
+    began_s = time.monotonic()
+    assert not await producer.client._metadata_update(producer.client.cluster, [])
+    assert time.monotonic() - began_s >= METADATA_PAUSE_S
+    await producer.stop()
