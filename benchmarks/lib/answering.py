@@ -81,12 +81,14 @@ class Answering:
 
 
 @asynccontextmanager
-async def answering(folder: Path, num_workers: int) -> AsyncIterator[Answering]:
+async def answering(
+    folder: Path, num_workers: int, *, num_layers: int = NUM_LAYERS
+) -> AsyncIterator[Answering]:
     """Services and workers, until the end of the block."""
     kafka, valkey = EmbeddedKafka(folder / "kafka"), EmbeddedValkey(folder / "valkey")
     model = folder / "model"
     model.mkdir()
-    make_tiny_model(model, max_position_embeddings=8192, num_layers=NUM_LAYERS)
+    make_tiny_model(model, max_position_embeddings=8192, num_layers=num_layers)
     try:
         await asyncio.to_thread(kafka.start)
         await asyncio.to_thread(valkey.start)
