@@ -87,7 +87,7 @@ async def _ask(run: Answering, first: int, count: int) -> None:
 
 async def _used_mb(client: "Redis") -> float:
     found: Any = await client.info("memory")
-    return round(found["used_memory"] / 2**20, 1)
+    return float(round(found["used_memory"] / 2**20, 1))
 
 
 async def _keys(client: "Redis") -> dict[str, dict[str, float]]:
@@ -95,7 +95,7 @@ async def _keys(client: "Redis") -> dict[str, dict[str, float]]:
     kinds: defaultdict[str, list[bytes]] = defaultdict(list)
     async for key in client.scan_iter(count=1000):
         kinds[key.decode().split(":")[1]].append(key)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for kind, keys in sorted(kinds.items()):
         sizes = [await client.memory_usage(key) or 0 for key in keys[::SAMPLE]]
         lasting = [key for key in keys if await client.ttl(key) == -1]
