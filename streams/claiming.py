@@ -113,7 +113,8 @@ class Claimant:
 
     def _unjournaled(self) -> Generation:
         token = self._ownership.next_token(self._partition, int(time.time() * 1000))
-        self._ownership.renew(self._partition, token)
+        # what is claimed from now on has a larger one: no two attempts share a number
+        self._ownership.renew(self._partition, token + 1)
         generation = Generation(self._decoded, token=token, attempt=token)
         generation.standing = Standing.UNJOURNALED
         return generation

@@ -93,6 +93,7 @@ class Flusher:
         """Not now: try again in RETRY_INTERVAL_S, unless it was forgotten while Redis was asked."""
         if generation.key in self._followed:
             self._held[generation.key] = generation
+            self._something.set()  # there is something to wait for again
 
     def forget(self, generation: Generation) -> None:
         """It was dropped: another worker goes on with it, and no round here takes it up again."""

@@ -49,6 +49,10 @@ class GroupMember:
         self._flusher = flusher
         self.joined = False
         self._stored_tokens: dict[Place, int] = {}
+        self._begun: set[Place] = set()
+        """Those whose committed offset is known since the assignment: only they are committed."""
+        self._settled = True
+        """False while an assignment is being taken over: what is due is of an earlier one."""
         self.places: set[Place] = set()
         """The partitions of both topics that the group has given to this process."""
 
@@ -68,6 +72,8 @@ class GroupMember:
         places = {Place(tp.topic, tp.partition) for tp in assigned}
         partitions = sorted(p.partition for p in places if p.topic == self._topics.requests)
         self.places = places
+        self._begun, self._stored_tokens = set(), {}
+        self._settled = False
         self._ownership.keep_only(partitions)
         for place, offset in self._ledger.keep_only(places):
             self._deliveries.drop(place, offset)
@@ -78,6 +84,7 @@ class GroupMember:
             Assignment(partition, token, ends.get(partition))
             for partition, token in zip(partitions, tokens, strict=True)
         )
+        self._settled = True
         self._lease.resume()
         self.joined = True
         log.info("partitions assigned", requests=partitions)
@@ -119,6 +126,7 @@ class GroupMember:
         for place, watermark in found.items():
             if place in self.places:
                 self._ledger.begin(place, watermark.offset)
+                self._begun.add(place)
         return {place: watermark.token for place, watermark in found.items()}
 
     async def commit_for_ever(self) -> None:
@@ -132,7 +140,9 @@ class GroupMember:
 
         A refused one is tried again by the next call.
         """
-        unknown = [place for place in self.places if not self._ledger.has_begun(place)]
+        if not self._settled:
+            return False
+        unknown = [place for place in self.places if place not in self._begun]
         if unknown:
             await self._begin(unknown)
         due = self._due()
@@ -153,7 +163,7 @@ class GroupMember:
         """Of every partition that got on, or has a token that the group does not know."""
         offsets = self._ledger.watermarks()
         due = {}
-        for place in self.places:
+        for place in self._begun:
             assignment = self._ownership.get(place.partition)
             is_request = place.topic == self._topics.requests
             token = assignment.token if assignment is not None and is_request else 0

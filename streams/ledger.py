@@ -40,6 +40,7 @@ Gap = tuple[int, int]
 @dataclass(slots=True)
 class _Partition:
     open: dict[int, float] = field(default_factory=dict)  # offset -> when it was taken, monotonic s
+    given_back: set[int] = field(default_factory=set)  # those behind them wait: order
     finished: set[int] = field(default_factory=set)  # above the watermark, so not committed yet
     holes: list[Gap] = field(default_factory=list)
     first_offset: int | None = None
@@ -66,7 +67,7 @@ class AckLedger:
         partition = self._partitions.setdefault(place, _Partition())
         if partition.committed is None:
             if partition.first_offset is None:
-                partition.next_offset = committed
+                partition.next_offset = partition.first_offset = committed
             elif committed < partition.first_offset:
                 partition.holes.insert(0, (committed, partition.first_offset))
         partition.committed = max(partition.committed or 0, committed)
@@ -78,11 +79,17 @@ class AckLedger:
 
     def take(self, place: Place, offset: int, now_s: float) -> bool:
         """Note a record as open. False: it is open or finished already, and was read again after a
-        rebalance.
+        rebalance; or one before it was given back, and must be taken first.
         """
         partition = self._partitions.setdefault(place, _Partition())
         if offset in partition.open or offset in partition.finished:
             return False
+        first = partition.first_offset
+        if first is not None and first <= offset < partition.watermark():
+            return False  # finished, and not committed yet
+        if any(one < offset for one in partition.given_back):
+            return False
+        partition.given_back.discard(offset)
         if partition.next_offset is None:
             partition.first_offset = offset
         elif offset > partition.next_offset:
@@ -110,6 +117,7 @@ class AckLedger:
         partition = self._partitions.get(place)
         if partition is not None and partition.open.pop(offset, None) is not None:
             partition.holes.append((offset, offset + 1))
+            partition.given_back.add(offset)
 
     def keep_only(self, places: Collection[Place]) -> list[tuple[Place, int]]:
         """Forget every other partition; returns their open records, which another worker redoes."""
@@ -133,6 +141,7 @@ class AckLedger:
             return
         partition.holes = _without(partition.holes, empty)
         start, end = empty
+        partition.given_back = {one for one in partition.given_back if not start <= one < end}
         if partition.next_offset is not None and start <= partition.next_offset < end:
             partition.next_offset = end
 
