@@ -11,10 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from headrace.models.batch import KVFormat, RowInput, StepLogits, StepRunner
+from headrace.models.batch import RowInput, StepLogits, StepRunner
 from headrace.schemas.request import Record
 from headrace.schemas.settings import Settings
 from tests.pipeline import WorkerProcess
+from tests.unit.models.runners import RunnerAround
+from tests.wrapped_worker import run_wrapped
 
 SLOW_S = 2.5
 
@@ -45,19 +47,12 @@ class DyingWorker(WorkerProcess):
         return [sys.executable, "-m", "tests.dying_worker", str(self._stall_limit_s)]
 
 
-class DyingRunner:
+class DyingRunner(RunnerAround):
     """Another runner, that heeds the words of `Prompt`."""
 
-    def __init__(self, runner: StepRunner, tokenizer: Any) -> None:
-        self._runner, self._tokenizer = runner, tokenizer
-
-    @property
-    def kv_format(self) -> KVFormat:
-        return self._runner.kv_format
-
-    @property
-    def num_blocks(self) -> int:
-        return self._runner.num_blocks
+    def __init__(self, inside: StepRunner, tokenizer: Any) -> None:
+        super().__init__(inside)
+        self._tokenizer = tokenizer
 
     def run(self, rows: Sequence[RowInput]) -> StepLogits:
         for row in rows:
@@ -68,25 +63,11 @@ class DyingRunner:
                 threading.Event().wait()
             if Prompt.SLOW in text:
                 time.sleep(SLOW_S)
-        return self._runner.run(rows)
-
-    def read_block(self, block_id: int) -> bytes:
-        return self._runner.read_block(block_id)
-
-    def write_block(self, block_id: int, data: bytes | memoryview) -> None:
-        self._runner.write_block(block_id, data)
+        return self.inside.run(rows)
 
 
 def main(stall_limit_s: float) -> int:
     """Run the worker that the environment describes; returns its exit code."""
-    from headrace.models import loading
-
-    make_runner = loading.make_runner
-
-    def dying(loaded: loading.LoadedModel, **sizes: int) -> StepRunner:
-        return DyingRunner(make_runner(loaded, **sizes), loaded.tokenizer)
-
-    loading.make_runner = dying  # before anything imports the name
     from headrace.streams import liveness
     from headrace.streams.intake import Intake
 
@@ -101,9 +82,7 @@ def main(stall_limit_s: float) -> int:
         await take_request(self, record, now_s)
 
     Intake.take_request = take_or_die  # type: ignore[method-assign]
-    from headrace.deploy.cli import run
-
-    return run(["worker"])
+    return run_wrapped(DyingRunner)
 
 
 if __name__ == "__main__":

@@ -9,59 +9,33 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from headrace.models.batch import KVFormat, RowInput, StepLogits, StepRunner
+from headrace.models.batch import RowInput, StepLogits, StepRunner
+from tests.unit.models.runners import RunnerAround
+from tests.wrapped_worker import run_wrapped
 
 DEADLY_TEXT = "crash-me-now "
 
 
-class PacedRunner:
+class PacedRunner(RunnerAround):
     """Another runner, `step_s` slower; SIGSEGV to itself at a row whose text is `deadly`."""
 
-    def __init__(self, runner: StepRunner, tokenizer: Any, *, step_s: float, deadly: str) -> None:
-        self._runner, self._tokenizer = runner, tokenizer
-        self._step_s, self._deadly = step_s, deadly
-
-    @property
-    def kv_format(self) -> KVFormat:
-        return self._runner.kv_format
-
-    @property
-    def num_blocks(self) -> int:
-        return self._runner.num_blocks
+    def __init__(self, inside: StepRunner, tokenizer: Any, *, step_s: float, deadly: str) -> None:
+        super().__init__(inside)
+        self._tokenizer, self._step_s, self._deadly = tokenizer, step_s, deadly
 
     def run(self, rows: Sequence[RowInput]) -> StepLogits:
         if any(self._kills(row.token_ids) for row in rows):
             os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(self._step_s)
-        return self._runner.run(rows)
+        return self.inside.run(rows)
 
     def _kills(self, token_ids: Sequence[int]) -> bool:
         return len(token_ids) > 1 and self._deadly in self._tokenizer.decode(list(token_ids))
 
-    def read_block(self, block_id: int) -> bytes:
-        return self._runner.read_block(block_id)
-
-    def write_block(self, block_id: int, data: bytes | memoryview) -> None:
-        self._runner.write_block(block_id, data)
-
-
-def main(step_s: float) -> int:
-    """Run the worker that the environment describes; returns its exit code."""
-    from headrace.models import loading
-
-    make_runner = loading.make_runner
-
-    def paced(loaded: loading.LoadedModel, **sizes: int) -> StepRunner:
-        runner = make_runner(loaded, **sizes)
-        return PacedRunner(runner, loaded.tokenizer, step_s=step_s, deadly=DEADLY_TEXT)
-
-    loading.make_runner = paced  # before anything imports the name
-    from headrace.deploy.cli import run
-
-    return run(["worker"])
-
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1])))
+    paced = partial(PacedRunner, step_s=float(sys.argv[1]), deadly=DEADLY_TEXT)
+    sys.exit(run_wrapped(paced))
