@@ -1,0 +1,1 @@
+"""A schedule explorer for the worker's own code: `python -m tests.explorer --help`."""
