@@ -1,6 +1,7 @@
 """The deliveries that are under way in this worker, found by record, request or generation."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from headrace.models.request import EngineOutput
@@ -9,12 +10,16 @@ from headrace.streams.delivery import Delivery
 from headrace.streams.generation import Generation
 from headrace.streams.ledger import Place
 
+MAX_REMEMBERED = 10_000
+"""Ids, some 200 bytes each."""
+
 
 class Deliveries:
     """Owns no task: it knows which task to cancel when a partition is lost."""
 
     def __init__(self) -> None:
         self._by_record: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
+        self._delivered: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
 
     def add(self, delivery: Delivery, task: "asyncio.Task[None]") -> None:
         self._by_record[_record_key(delivery)] = (delivery, task)
@@ -40,9 +45,21 @@ class Deliveries:
     def tasks(self) -> "list[asyncio.Task[None]]":
         return [task for _, task in self._by_record.values()]
 
+    def remember(self, decoded: DecodedRequest) -> None:
+        """It was delivered here. Its journal says so, too, unless Redis loses that: a second record
+        with its id would be answered under the same attempt.
+        """
+        record = decoded.record
+        self._delivered[decoded.tenant, decoded.request_id] = (record.partition, record.offset)
+        if len(self._delivered) > MAX_REMEMBERED:
+            self._delivered.popitem(last=False)
+
     def has_other(self, decoded: DecodedRequest) -> bool:
-        """Whether another record with this request id is under way here."""
+        """Whether another record with this request id is under way here, or was delivered."""
         wanted, record = (decoded.tenant, decoded.request_id), decoded.record
+        place = (record.partition, record.offset)
+        if self._delivered.get(wanted, place) != place and not decoded.default_id:
+            return True
         return any(
             (one.decoded.tenant, one.decoded.request_id) == wanted
             and (one.decoded.record.partition, one.decoded.record.offset)

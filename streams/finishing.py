@@ -89,6 +89,7 @@ class Finishing:
         None: it was lost, and a larger attempt is on its way.
         """
         while True:
+            had_none = generation.has_no_journal
             try:
                 result = await self._parts.journal.confirm(generation)
             except UnavailableError:
@@ -100,7 +101,7 @@ class Finishing:
                 return self._finished(generation)
             if result is ConfirmResult.FENCED:
                 return Outcome.FENCED
-            if generation.has_no_journal:
+            if had_none:  # it may have been adopted between this answer and now
                 self._parts.flusher.touch(generation)  # adopts it, now that Redis is back
                 await asyncio.sleep(POLL_INTERVAL_S)
                 if self._is_fenced():

@@ -66,7 +66,7 @@ class Flusher:
         self._on_cancel, self._on_fenced = on_cancel, on_fenced
         self._interval_s = interval_s
         self._next_round_s = 0.0
-        self._urgent: set[str] = set()  # of the dirty ones
+        self._urgent: dict[str, None] = {}  # of the dirty ones, in order
         self._dirty: dict[str, Generation] = {}
         self._held: dict[str, Generation] = {}
         self._followed: set[str] = set()  # touched and not forgotten
@@ -79,14 +79,14 @@ class Flusher:
         was_idle = not self._dirty
         self._dirty[generation.key] = generation
         if _is_urgent(generation):
-            self._urgent.add(generation.key)
+            self._urgent[generation.key] = None
             self._something.set()
         elif was_idle:
             self._something.set()  # the wait ends with the interval now
 
     def hurry(self) -> None:
         """Flush what was touched at once: another worker may go on with it soon."""
-        self._urgent.update(self._dirty)
+        self._urgent.update(dict.fromkeys(self._dirty))
         self._something.set()
 
     def _hold(self, generation: Generation) -> None:
@@ -99,7 +99,7 @@ class Flusher:
         """It was dropped: another worker goes on with it, and no round here takes it up again."""
         self._followed.discard(generation.key)
         self._dirty.pop(generation.key, None)
-        self._urgent.discard(generation.key)
+        self._urgent.pop(generation.key, None)
         self._held.pop(generation.key, None)
 
     @property

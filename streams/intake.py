@@ -117,6 +117,8 @@ class Intake:
         # NOTE: tasks begin in the order they were made, so claims are sent in the order of reading
         await delivery.claimant.ask()
         outcome = await delivery.run()
+        if outcome is Outcome.DELIVERED:
+            self._deliveries.remember(delivery.decoded)
         if outcome is Outcome.DUPLICATE:
             self._parts.metrics.duplicates.inc()
         if outcome is not Outcome.NOT_OURS:

@@ -46,6 +46,7 @@ class Publisher:
         self._worker_name = worker_name.encode()
         self._on_acknowledged, self._on_failure = on_acknowledged, on_failure
         self._producer: AIOKafkaProducer | None = None
+        self._has_failed = False
 
     async def start(self) -> None:
         self._producer = AIOKafkaProducer(
@@ -77,6 +78,8 @@ class Publisher:
         Delivery: at least once; (id, attempt, sequence_number) is the reader's key.
         Cancel: events not handed over yet are published by the next owner.
         """
+        if self._has_failed:
+            return  # what follows an event that Kafka refused would leave a gap
         attempt = generation.attempt
         for event in generation.take_publishable(self._max_event_bytes):
             future = await self._send(generation.decoded, attempt, event)
@@ -96,6 +99,7 @@ class Publisher:
             return
         problem = done.exception()
         if problem is not None:
+            self._has_failed = True
             self._on_failure(problem)
         elif generation.attempt == attempt:  # else: of an attempt that was given up
             generation.acknowledged = max(generation.acknowledged, number + 1)

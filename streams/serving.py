@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 import structlog
@@ -350,19 +350,19 @@ class Serving:
         """
         if self._kv is not None:
             self._kv.close()
-        parts: list[tuple[str, Awaitable[None]]] = [
-            ("producer", self._publisher.stop()),
-            ("Redis", self._redis.aclose()),
+        parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("producer", self._publisher.stop),
+            ("Redis", self._redis.aclose),
         ]
         if self._app.in_worker:
-            parts.insert(0, ("consumer group", self._app.consumer_thread.leave()))
-            parts.append(("Faust", self._app.stop()))
+            parts.insert(0, ("consumer group", self._app.consumer_thread.leave))
+            parts.append(("Faust", self._app.stop))
         if not self._handed_over:
-            parts.insert(0, ("roster", self._roster.sign_off()))
-        for what, closing in parts:
+            parts.insert(0, ("roster", self._roster.sign_off))
+        for what, close in parts:
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    await closing
+                    await close()
             except (TimeoutError, KafkaError, RedisError, UnavailableError) as problem:
                 log.warning("could not close in order", what=what, problem=repr(problem))
             except asyncio.CancelledError:

@@ -25,6 +25,18 @@ JOURNAL_LOSING = frozenset(
 )
 """Faults that empty Redis, or keep workers from it: answers may begin again after them."""
 
+WORKER_LOSING = frozenset(
+    {
+        FaultKind.WORKER_KILLED,
+        FaultKind.TWO_WORKERS_KILLED,
+        FaultKind.WORKER_DRAINED,
+        FaultKind.WORKER_ZOMBIE,
+        FaultKind.WORKER_ZOMBIE_LONG,
+        FaultKind.WORKER_JOINS,
+        FaultKind.WORKER_LEAVES,
+        FaultKind.DEADLY_REQUEST,
+    }
+)
 KAFKA_AWAY = frozenset({FaultKind.KAFKA_RESTARTED, FaultKind.KAFKA_KILLED, FaultKind.KAFKA_PAUSED})
 
 START_S = 60.0
@@ -190,6 +202,10 @@ class Book:
     def faults_over(self, begin_s: float, end_s: float, *, notice_s: float = 0.0) -> list[FaultRun]:
         """Those that overlap a time."""
         return [one for one in self.faults if one.overlaps(begin_s, end_s, notice_s=notice_s)]
+
+    def worker_lost(self, begin_s: float, end_s: float) -> bool:
+        """Whether a worker may have lost what it had in this time."""
+        return any(one.kind in WORKER_LOSING for one in self.faults_over(begin_s, end_s))
 
     def journal_lost(self, begin_s: float, end_s: float) -> bool:
         """Whether a journal, or a conversation, may have been lost in this time."""

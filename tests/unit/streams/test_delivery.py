@@ -13,6 +13,7 @@ from headrace.models.request import EngineError, EngineErrorCode
 from headrace.schemas.request import Record, decode_request
 from headrace.streams.admission import THREAD_ABOVE_BYTES
 from headrace.streams.generation import Ending, Generation, JournalEntry, Start
+from headrace.streams.journal import ConfirmResult
 from headrace.streams.session_store import SessionRecord
 from tests.fakes import ByteStream
 from tests.unit.streams.pipeline import BROKEN_TEXT, PARTITION, PLACE, Pipeline, pipeline
@@ -671,3 +672,33 @@ async def test_a_cancel_reaches_an_answer_that_was_unjournaled_when_it_came() ->
         p.redis.come_back()
         await p.finished("r1")
         assert p.publisher.log[-1]["choices"][0]["finish_reason"] == "cancelled"
+
+
+async def test_an_answer_that_is_adopted_while_confirm_is_under_way_keeps_its_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Redis is back: CONFIRM finds no journal; ADOPT, in the same pipeline behind it, writes it.
+
+    The answer "no journal" was taken for a loss, and all was published once more.
+    """
+    async with pipeline() as p:
+        confirm = p.journal.confirm
+        results = []
+
+        async def confirm_then_adopt(generation: Generation) -> ConfirmResult:
+            results.append(await confirm(generation))
+            await p.flusher.tick()
+            return results[-1]
+
+        monkeypatch.setattr(p.journal, "confirm", confirm_then_adopt)
+        p.publisher.acknowledging = False
+        p.redis.go_away()
+        await p.send("r1")
+        await p.say("r1", "ab", finish=True)
+        await p.changes.until(lambda: ("last", "r1") in p.calls)
+        p.redis.come_back()
+        p.publisher.acknowledging = True
+        p.publisher.acknowledge()
+        await p.finished("r1")
+        assert results == [ConfirmResult.ABSENT, ConfirmResult.OK]
+        assert len(p.publisher.log) == 1

@@ -399,3 +399,16 @@ async def test_a_cancel_read_right_after_its_request_is_not_missed() -> None:
         p.control(action="cancel", request_id="r1", session_id="s1")
         await p.finished("r1")
         assert p.publisher.log[0]["choices"][0]["finish_reason"] == "cancelled"
+
+
+async def test_a_duplicate_is_known_also_when_its_journal_is_lost() -> None:
+    """It was answered again, under the same attempt: the same numbers had two contents."""
+    async with pipeline() as p:
+        await p.send("r1")
+        await p.say("r1", "ab", finish=True)
+        await p.finished("r1")
+        p.journal.forget_everything()
+        await p.send("r1", "something else")
+        await p.finished("r1")
+        assert p.text("r1") == "ab"
+        assert len(p.engine.added) == 1
