@@ -174,7 +174,7 @@ def _encode(watermark: Watermark) -> OffsetAndMetadata:
 
 
 def _decode(committed: OffsetAndMetadata) -> Watermark:
-    text = committed.metadata
+    text = committed.metadata or ""
     token = int(text) if text.isascii() and text.isdigit() and len(text) < MAX_TOKEN_DIGITS else 0
     return Watermark(committed.offset, token)
 

@@ -6,7 +6,7 @@ import time
 
 import faust
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, OffsetAndMetadata
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from faust.transport.consumer import Consumer as BaseConsumer
@@ -16,9 +16,12 @@ from headrace.schemas.settings import Settings
 from headrace.streams.kafka import (
     METADATA_PAUSE_S,
     PipelineApp,
+    _decode,
+    _encode,
     build_app,
     keep_through_outages,
 )
+from headrace.streams.ledger import Watermark
 from headrace.streams.ownership import Lease
 
 
@@ -71,3 +74,20 @@ async def test_a_producer_waits_for_kafka_however_long_and_asks_for_it_at_leisur
     assert not await producer.client._metadata_update(producer.client.cluster, [])
     assert time.monotonic() - began_s >= METADATA_PAUSE_S
     await producer.stop()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "token"),
+    [
+        ("1796068833074", 1796068833074),
+        ("", 0),
+        (None, 0),
+        ("by hand", 0),
+        ("-5", 0),
+        ("9" * 30, 0),
+    ],
+)
+def test_the_metadata_of_an_offset_may_be_anybodys(metadata: str | None, token: int) -> None:
+    """Committed by another program, or by an earlier version: no token is known."""
+    assert _decode(OffsetAndMetadata(7, metadata)) == Watermark(7, token)
+    assert _decode(_encode(Watermark(7, token))) == Watermark(7, token)
