@@ -5,6 +5,7 @@ What is not alive ends its process, so that another takes over; nobody has to lo
 
 import asyncio
 import faulthandler
+import signal
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -60,15 +61,18 @@ class Liveness:
 
 
 async def end_with_the_loop() -> None:
-    """While this runs, the process ends when its event loop stands still for STALL_LIMIT_S: such a
-    loop can report nothing. The interpreter sees to it, also where its lock is held, and writes the
-    stacks of all threads to stderr.
+    """While this runs, the process ends (SIGALRM) when its event loop stands still for
+    STALL_LIMIT_S: such a loop can report nothing. The kernel sees to it, whoever holds the
+    interpreter's lock; where the main thread stood is written to stderr. So ends, too, a process
+    that was stopped for that long, as soon as it wakes up.
 
-    For one loop of a process. Cancel: nobody watches any more.
+    For one loop of a process, in its main thread. Cancel: nobody watches any more.
     """
+    faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
     try:
         while True:
-            faulthandler.dump_traceback_later(STALL_LIMIT_S, exit=True)
+            signal.setitimer(signal.ITIMER_REAL, STALL_LIMIT_S)
             await asyncio.sleep(WATCH_INTERVAL_S)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.unregister(signal.SIGALRM)

@@ -120,7 +120,7 @@ class Faults:
             (victim,) = await self._victims(plan)
             victim.paused = True
             if pause_s >= STALL_LIMIT_S:  # then a worker that wakes up ends, and is replaced
-                victim.may_end_with.add(1)
+                victim.may_end_with.add(-signal.SIGALRM)
         async with self._noted(plan, f"(pid {victim.pid})"):
             await self._keeper.pause(victim, pause_s)
 
