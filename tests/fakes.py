@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from headrace.models.stop_strings import StopMatcher
+from headrace.streams.session_store import ChatMessage
 
 PATIENCE_S = 5.0
 """How long a test waits for what must come."""
@@ -55,6 +56,32 @@ class ByteStream:
         if self.stopped:
             return ""
         return self._matcher.push(self._utf8.decode(b"", final=True)) + self._matcher.finish()
+
+
+class ByteEncoder:
+    """Bytes as token ids, messages behind each other."""
+
+    def encode_messages(self, messages: Sequence[ChatMessage]) -> list[int]:
+        return self.encode_prompt("".join(message["content"] for message in messages))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def extend(
+        self,
+        history_messages: Sequence[ChatMessage],
+        history_ids: Sequence[int],
+        new_messages: Sequence[ChatMessage],
+    ) -> list[int]:
+        return [*history_ids, *self.encode_messages(new_messages)]
+
+    def extend_prompt(self, history_ids: Sequence[int], text: str) -> list[int]:
+        return [*history_ids, *self.encode_prompt(text)]
+
+    def fit(
+        self, messages: Sequence[ChatMessage], limit_tokens: int
+    ) -> tuple[list[ChatMessage], list[int]]:
+        return list(messages), self.encode_messages(messages)[:limit_tokens]
 
 
 class DelayingProxy:

@@ -18,8 +18,7 @@ from headrace.models.request import (
     FinishReason,
 )
 from headrace.streams.preparation import ServedModel
-from headrace.streams.session_store import ChatMessage
-from tests.fakes import ByteStream
+from tests.fakes import ByteEncoder, ByteStream
 
 EOS = 256
 CHARACTERS = ("a", "b", "é", "€", "😀")
@@ -39,32 +38,6 @@ def answer_ids(prompt: bytes, seed: int) -> tuple[int, ...]:
 def prompt_bytes(prompt_ids: Sequence[int]) -> bytes:
     """A prompt as what an answer depends on."""
     return b"".join(b"%d " % one for one in prompt_ids)
-
-
-class ByteEncoder:
-    """Bytes as token ids, messages behind each other."""
-
-    def encode_messages(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return self.encode_prompt("".join(message["content"] for message in messages))
-
-    def encode_prompt(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def extend(
-        self,
-        history_messages: Sequence[ChatMessage],
-        history_ids: Sequence[int],
-        new_messages: Sequence[ChatMessage],
-    ) -> list[int]:
-        return [*history_ids, *self.encode_messages(new_messages)]
-
-    def extend_prompt(self, history_ids: Sequence[int], text: str) -> list[int]:
-        return [*history_ids, *self.encode_prompt(text)]
-
-    def fit(
-        self, messages: Sequence[ChatMessage], limit_tokens: int
-    ) -> tuple[list[ChatMessage], list[int]]:
-        return list(messages), self.encode_messages(messages)[:limit_tokens]
 
 
 class NoGrammars:

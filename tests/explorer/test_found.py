@@ -2,16 +2,14 @@
 
 import asyncio
 from collections import defaultdict
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from headrace.schemas.topics import Topics
-from headrace.streams.group import GroupMember
 from headrace.streams.journal import FlushResult
-from headrace.streams.kafka import PipelineApp
 from headrace.streams.ledger import AckLedger, Place, Watermark
-from tests.unit.streams.pipeline import PARTITION, pipeline
+from tests.unit.streams.pipeline import PARTITION, member_of, pipeline
 
 PLACE = Place("requests", 0)
 
@@ -115,17 +113,7 @@ async def test_nothing_is_committed_before_the_group_said_where_it_goes_on() -> 
         p.ledger.begin(requests, 0)
         p.ledger.take(requests, 0, 0.0)
         p.ledger.finish(requests, 0)
-        member = GroupMember(
-            cast(PipelineApp, cast(Any, group)),
-            topics,
-            p.journal,
-            p.ledger,
-            p.deliveries,
-            p.ownership,
-            p.lease,
-            p.sessions,
-            p.flusher,
-        )
+        member = member_of(p, group, topics)
         assigning = asyncio.create_task(member.on_assigned(None, [requests]))
         await p.settle()
         committing = asyncio.create_task(member.commit())

@@ -8,21 +8,14 @@ import pytest
 import pytest_asyncio
 
 from headrace.schemas.settings import Settings
+from tests.faults import settings_of
 from tests.oracle import Oracle, oracle_for
 from tests.pipeline import Pipeline, running_pipeline
 from tests.tiny_model import make_tiny_model
 
 
 def _settings(kafka: str, redis: str, model: Path) -> Settings:
-    prefix = f"t{uuid4().hex[:12]}"
-    return Settings(
-        kafka=kafka,
-        redis=redis,
-        topic_prefix=prefix,
-        group=prefix,
-        model=str(model),
-        dtype="float32",
-    )
+    return settings_of(kafka, redis, model, prefix=f"t{uuid4().hex[:12]}")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -17,9 +17,11 @@ from headrace.models.request import EngineError, EngineOutput, EngineRequest, Fi
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.reply import is_last
 from headrace.schemas.request import DecodedRequest, Record
+from headrace.schemas.topics import Topics
 from headrace.streams.deliveries import Deliveries
 from headrace.streams.flusher import Flusher
 from headrace.streams.generation import Flush, Generation, JournalEntry
+from headrace.streams.group import GroupMember
 from headrace.streams.intake import Intake
 from headrace.streams.journal import (
     Claim,
@@ -29,6 +31,7 @@ from headrace.streams.journal import (
     Journal,
     source_of,
 )
+from headrace.streams.kafka import PipelineApp
 from headrace.streams.ledger import AckLedger, Place
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.ownership import Assignment, Lease, Ownership
@@ -37,8 +40,8 @@ from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Call, Scripts
 from headrace.streams.roster import Roster
-from headrace.streams.session_store import ChatMessage, SessionRecord, SessionStore
-from tests.fakes import ByteStream, Changes
+from headrace.streams.session_store import SessionRecord, SessionStore
+from tests.fakes import ByteEncoder, ByteStream, Changes
 from tests.tiny_model import VOCAB_SIZE, make_tiny_tokenizer
 
 PARTITION = 3
@@ -395,39 +398,20 @@ class ScriptedEngine:
         self._deliveries.on_outputs([output])
 
 
-class PlainEncoder:
-    """Bytes as token ids, messages behind each other; a long prompt waits until it may."""
+class PlainEncoder(ByteEncoder):
+    """Breaks at BROKEN_TEXT, and waits until it may encode."""
 
     def __init__(self) -> None:
         self.may_encode = threading.Event()
         self.may_encode.set()
         self.num_encoded = 0
 
-    def encode_messages(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return self.encode_prompt("".join(message["content"] for message in messages))
-
     def encode_prompt(self, text: str) -> list[int]:
         if BROKEN_TEXT in text:
             raise RuntimeError("the encoder broke")
         assert self.may_encode.wait(10)
         self.num_encoded += 1
-        return list(text.encode())
-
-    def extend(
-        self,
-        history_messages: Sequence[ChatMessage],
-        history_ids: Sequence[int],
-        new_messages: Sequence[ChatMessage],
-    ) -> list[int]:
-        return [*history_ids, *self.encode_messages(new_messages)]
-
-    def extend_prompt(self, history_ids: Sequence[int], text: str) -> list[int]:
-        return [*history_ids, *self.encode_prompt(text)]
-
-    def fit(
-        self, messages: Sequence[ChatMessage], limit_tokens: int
-    ) -> tuple[list[ChatMessage], list[int]]:
-        return list(messages), self.encode_messages(messages)[:limit_tokens]
+        return super().encode_prompt(text)
 
 
 @cache
@@ -584,6 +568,21 @@ class Pipeline:
                 break
             taken += 1
         return taken
+
+
+def member_of(p: Pipeline, group: object, topics: Topics) -> GroupMember:
+    """A member of the group with the parts of `p`; `group` is in the place of the Kafka app."""
+    return GroupMember(
+        cast(PipelineApp, group),
+        topics,
+        p.journal,
+        p.ledger,
+        p.deliveries,
+        p.ownership,
+        p.lease,
+        p.sessions,
+        p.flusher,
+    )
 
 
 @asynccontextmanager

@@ -2,16 +2,14 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from headrace.schemas.topics import Topics
 from headrace.streams.group import GroupMember
-from headrace.streams.kafka import PipelineApp
 from headrace.streams.ledger import Place, Watermark
-from tests.unit.streams.pipeline import PARTITION, PLACE, Pipeline, pipeline
+from tests.unit.streams.pipeline import PARTITION, PLACE, Pipeline, member_of, pipeline
 
 TOPICS = Topics("t")
 REQUESTS, CONTROL = Place(TOPICS.requests, 3), Place(TOPICS.control, 3)
@@ -53,17 +51,7 @@ class PlayedGroup:
 
 def member(p: Pipeline, group: PlayedGroup, topics: Topics = TOPICS) -> GroupMember:
     """A member with the parts of `p`."""
-    return GroupMember(
-        cast(PipelineApp, cast(Any, group)),
-        topics,
-        p.journal,
-        p.ledger,
-        p.deliveries,
-        p.ownership,
-        p.lease,
-        p.sessions,
-        p.flusher,
-    )
+    return member_of(p, group, topics)
 
 
 async def test_an_assignment_takes_a_token_for_each_request_partition() -> None:
