@@ -11,10 +11,9 @@ from typing import Any
 
 from aiokafka.errors import OffsetOutOfRangeError
 
-from headrace.consumers.kafka_reader import bounded, find_partitions, offsets_at, reading
+from headrace.consumers.kafka_reader import as_record, bounded, find_partitions, offsets_at, reading
 from headrace.schemas.dead_letter import DeadLetter, DlqPlace
 from headrace.schemas.errors import HeadraceError, UnavailableError
-from headrace.schemas.request import Record
 from headrace.schemas.settings import Settings
 
 FETCH_BYTES = 2**20
@@ -98,7 +97,7 @@ class DlqReader:
             for record in await self._poll(part):
                 if record.offset >= end:
                     return
-                yield DeadLetter(_as_record(record))
+                yield DeadLetter(as_record(record))
             # transaction markers move the position without a record
             reached = await bounded("position", self._consumer.position(part))
             if reached > position:
@@ -131,15 +130,3 @@ async def reading_dlq(settings: Settings) -> AsyncIterator[DlqReader]:
             what = f"topic {topic} at {settings.kafka}"
             raise DlqTopicMissingError(what, problem.timeout_s) from problem
         yield DlqReader(consumer, await bounded("offsets", consumer.end_offsets(parts)))
-
-
-def _as_record(found: Any) -> Record:
-    return Record(
-        topic=found.topic,
-        partition=found.partition,
-        offset=found.offset,
-        timestamp_ms=found.timestamp,
-        key=found.key,
-        value=found.value,
-        headers=tuple(found.headers or ()),
-    )

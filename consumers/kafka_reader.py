@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 
 from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.schemas.errors import UnavailableError
+from headrace.schemas.request import Record
 from headrace.schemas.settings import Settings
 
 T = TypeVar("T")
@@ -113,3 +114,16 @@ async def offsets_at(consumer: Any, partitions: Iterable[Any], time_ms: int) -> 
     found = await bounded("offsets", consumer.offsets_for_times(dict.fromkeys(wanted, time_ms)))
     ends = await bounded("offsets", consumer.end_offsets(wanted))
     return {part: found[part].offset if found.get(part) else ends[part] for part in wanted}
+
+
+def as_record(consumed: Any) -> Record:
+    """What aiokafka's consumer gave, as the schemas take it."""
+    return Record(
+        topic=consumed.topic,
+        partition=consumed.partition,
+        offset=consumed.offset,
+        timestamp_ms=consumed.timestamp,
+        key=consumed.key,
+        value=consumed.value,
+        headers=tuple(consumed.headers or ()),
+    )

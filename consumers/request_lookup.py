@@ -7,10 +7,10 @@ import asyncio
 import time
 from typing import Any
 
-from headrace.consumers.kafka_reader import bounded, find_partitions, offsets_at, reading
+from headrace.consumers.kafka_reader import as_record, bounded, find_partitions, offsets_at, reading
 from headrace.consumers.replay import CLOCK_SLACK_MS, FETCH_BYTES
 from headrace.consumers.request_id import time_of
-from headrace.schemas.request import Record, decode_request
+from headrace.schemas.request import decode_request
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
 
@@ -72,15 +72,5 @@ async def _find(consumer: Any, ends: dict[Any, int], tenant: str, request_id: st
 def _is(record: Any, tenant: str, request_id: str) -> bool:
     if record.value is None:
         return False
-    found = decode_request(
-        Record(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            timestamp_ms=record.timestamp,
-            key=record.key,
-            value=record.value,
-            headers=tuple(record.headers or ()),
-        )
-    )
+    found = decode_request(as_record(record))
     return (found.tenant, found.request_id) == (tenant, request_id)

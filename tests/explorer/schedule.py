@@ -3,7 +3,7 @@
 Made at random (`random_schedule`), or replayed. At its end everything is healed and judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -83,25 +83,30 @@ class Run:
                 while worker.producer.sending:
                     worker.producer.take()
 
-    def close(self) -> None:
-        self.world.close()
+    def judged(self, act: Callable[[], None], end: int) -> ViolationError | None:
+        """What is broken by `act` and the end that follows, where the promise holds at all."""
+        problem: ViolationError | None = None
+        try:
+            act()
+            self.finish(end)
+        except ViolationError as found:
+            problem = found
+        except BusyError as found:
+            problem = ViolationError("busy", str(found))
+        finally:
+            self.world.close()
+        return problem if self.world.doubts.promise_holds else None
 
 
 def replay(schedule: Schedule) -> ViolationError | None:
     """What it breaks. Only while `staged`."""
     run = Run(schedule.num_workers, schedule.num_partitions)
-    problem: ViolationError | None = None
-    try:
+
+    def act() -> None:
         for action in schedule.actions:
             run.actions.act(action)
-        run.finish(schedule.end)
-    except ViolationError as found:
-        problem = found
-    except BusyError as found:
-        problem = ViolationError("busy", str(found))
-    finally:
-        run.close()
-    return problem if run.world.doubts.promise_holds else None
+
+    return run.judged(act, schedule.end)
 
 
 # how they are made
@@ -217,8 +222,8 @@ def explore_one(
     maker = Maker(Random(seed), kinds)
     run = Run(maker.num_workers, maker.num_partitions)
     done: list[Action] = []
-    problem: ViolationError | None = None
-    try:
+
+    def act() -> None:
         misses = 0
         while len(done) < maker.num_actions and misses < MAX_MISSES:
             action = maker.action()
@@ -229,16 +234,9 @@ def explore_one(
             else:
                 done.pop()
                 misses += 1
-        run.finish(maker.end)
-    except ViolationError as found:
-        problem = found
-    except BusyError as found:
-        problem = ViolationError("busy", str(found))
-    finally:
-        run.close()
+
+    problem = run.judged(act, maker.end)
     schedule = Schedule(maker.num_workers, maker.num_partitions, tuple(done), maker.end)
-    if not run.world.doubts.promise_holds:
-        problem = None
     return schedule, problem, run.world
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -76,6 +76,15 @@ async def end_of(pipeline: Pipeline) -> int:
     return int(sent.offset) + 1
 
 
+async def _assert_a_pause(stage: Stage, run: str, fault: Callable[[], Awaitable[None]]) -> None:
+    """The readers wait for as long as the broker is away, and the next answer comes as usual."""
+    outage = await through(stage.answers, run, fault, expected=stage.expected)
+    later_s = await quick_answer(stage.pipeline, f"after {run}")
+    print(f"{outage}, next answer after {later_s:.1f} s")
+    assert outage.pause_s < outage.lasted_s + 3
+    assert later_s < 3
+
+
 async def test_a_broker_stopped_for_ten_seconds_is_a_pause(stage: Stage) -> None:
     """Cases A17: the same worker goes on when it is back; nothing is doubled."""
 
@@ -84,11 +93,7 @@ async def test_a_broker_stopped_for_ten_seconds_is_a_pause(stage: Stage) -> None
         await asyncio.sleep(10)
         await asyncio.to_thread(stage.kafka.start)
 
-    outage = await through(stage.answers, "stopped", stop, expected=stage.expected)
-    later_s = await quick_answer(stage.pipeline, "after the stop")
-    print(f"{outage}, next answer after {later_s:.1f} s")
-    assert outage.pause_s < outage.lasted_s + 3
-    assert later_s < 3
+    await _assert_a_pause(stage, "stopped", stop)
 
 
 async def test_a_broker_killed_and_started_again_is_a_pause(stage: Stage) -> None:
@@ -98,11 +103,7 @@ async def test_a_broker_killed_and_started_again_is_a_pause(stage: Stage) -> Non
         await asyncio.to_thread(stage.kafka.kill)
         await asyncio.to_thread(stage.kafka.start)
 
-    outage = await through(stage.answers, "killed", kill, expected=stage.expected)
-    later_s = await quick_answer(stage.pipeline, "after the kill")
-    print(f"{outage}, next answer after {later_s:.1f} s")
-    assert outage.pause_s < outage.lasted_s + 3
-    assert later_s < 3
+    await _assert_a_pause(stage, "killed", kill)
 
 
 async def test_a_broker_that_stands_still_is_a_pause(stage: Stage) -> None:
@@ -115,11 +116,7 @@ async def test_a_broker_that_stands_still_is_a_pause(stage: Stage) -> None:
         await asyncio.sleep(8)
         os.kill(pid, signal.SIGCONT)
 
-    outage = await through(stage.answers, "paused", pause, expected=stage.expected)
-    later_s = await quick_answer(stage.pipeline, "after the stillness")
-    print(f"{outage}, next answer after {later_s:.1f} s")
-    assert outage.pause_s < outage.lasted_s + 3
-    assert later_s < 3
+    await _assert_a_pause(stage, "paused", pause)
 
 
 async def test_requests_of_a_time_without_workers_are_answered_also_behind_a_hole(

@@ -8,6 +8,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from headrace.consumers.kafka_reader import as_record
 from headrace.deploy.embedded_kafka import EmbeddedKafka
 from headrace.deploy.topics import ensure_topics
 from headrace.producers import request_producer
@@ -15,7 +16,7 @@ from headrace.producers.request_producer import RequestProducer, TopicMissingErr
 from headrace.schemas.control import Cancel, DeleteSession, decode_control
 from headrace.schemas.errors import RequestError, UnavailableError
 from headrace.schemas.headers import header_text
-from headrace.schemas.request import Record, decode_request
+from headrace.schemas.request import decode_request
 from headrace.schemas.settings import Settings, load_settings
 from headrace.schemas.topics import partition_of
 
@@ -52,19 +53,6 @@ async def record_at(settings: Settings, topic: str, place: tuple[int, int]) -> A
         return await consumer.getone()
     finally:
         await consumer.stop()
-
-
-def as_record(found: Any) -> Record:
-    """A consumed record as the schemas take it."""
-    return Record(
-        topic=found.topic,
-        partition=found.partition,
-        offset=found.offset,
-        timestamp_ms=found.timestamp,
-        key=found.key,
-        value=found.value,
-        headers=found.headers,
-    )
 
 
 async def test_a_request_is_read_as_it_was_meant(
