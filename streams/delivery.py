@@ -247,7 +247,7 @@ class Delivery:
             self._on_failure(generation, problem_of(output.error))
             return
         self._stopwatch.note(output)
-        self._reuse.note(output, num_known=generation.num_tokens)
+        self._reuse.note(output, generation)
         self._parts.metrics.generation_tokens.inc(len(output.token_ids))
         generation.extend(output.token_ids, output.text)
         if output.is_last:

@@ -7,6 +7,12 @@ from headrace.streams.generation import Generation
 from headrace.streams.parts import Parts
 
 
+KEEP_TOKENS = 64
+"""How often a growing answer is written behind: what another worker computes again at the most, when
+the answer moves there. All of it would be written at its end anyway.
+"""
+
+
 class PrefixReuse:
     """Between a delivery and the tiers of the prefix cache."""
 
@@ -14,6 +20,7 @@ class PrefixReuse:
         self._parts, self._decoded = parts, decoded
         self._num_held = 0
         self._counted = False
+        self._keep_at = 0
 
     async def fetch(self, request: EngineRequest) -> None:
         """Give the request the leading blocks that Redis has and this worker has not.
@@ -28,11 +35,19 @@ class PrefixReuse:
         request.kv_blocks = await kv.fetch(token_ids, request.tenant)
         self._num_held = len(request.kv_blocks)
 
-    def note(self, output: EngineOutput, *, num_known: int) -> None:
-        """The first token: the prompt, with the tokens of an earlier run, is in the cache now."""
-        if self._counted or not output.token_ids:
+    def note(self, output: EngineOutput, generation: Generation) -> None:
+        """The engine made tokens, which are not in the generation yet."""
+        if not output.token_ids:
             return
-        self._counted = True
+        if not self._counted:
+            self._counted = True
+            self._count(output, num_known=generation.num_tokens)
+        if len(generation.ids) >= self._keep_at and not output.is_last:
+            self._keep_at = len(generation.ids) + KEEP_TOKENS
+            self.keep(generation)
+
+    def _count(self, output: EngineOutput, *, num_known: int) -> None:
+        """The prompt, with the tokens of an earlier run, is in the cache now."""
         self.release()
         num_local = output.cached_tokens - output.fetched_tokens
         metrics, kv = self._parts.metrics, self._parts.kv
@@ -44,7 +59,7 @@ class PrefixReuse:
             kv.prefilled(num_known - output.cached_tokens, output.emitted_s - output.scheduled_s)
 
     def keep(self, generation: Generation) -> None:
-        """The turn is stored: its KV state is written behind, if there may be another turn."""
+        """Its KV state up to now is written behind: for the next turn, or the next owner."""
         if self._parts.kv is not None and self._decoded.named_session:
             self._parts.kv.keep(turn_of(generation))
 

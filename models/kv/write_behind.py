@@ -1,4 +1,5 @@
-"""After a turn: its blocks to Redis, behind everything that a reader waits for.
+"""A conversation's blocks to Redis, behind everything that a reader waits for: after a turn, and as
+an answer grows.
 
 keep(turn) -> queue (the oldest is dropped) -> what Redis holds gets a new time to live ->
 the rest is exported from the engine a few blocks at a time -> SET, at a bounded rate
@@ -7,7 +8,7 @@ the rest is exported from the engine a few blocks at a time -> SET, at a bounded
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_TURNS = 64
-"""Token ids only: some 100 KB of memory."""
+MAX_QUEUED_TURNS = 256
+"""Conversations. Token ids only: some 400 KB of memory."""
 
 SLICE_BLOCKS = 4
 """Exported and sent together: 6 MB of SmolLM2-135M in float32. The engine copies them between two
@@ -78,6 +79,11 @@ class Turn:
     session_id: str
     token_ids: tuple[int, ...]
 
+    @property
+    def conversation(self) -> tuple[str, str]:
+        """Tenant and session."""
+        return self.tenant, self.session_id
+
 
 class WriteBehind:
     """Writes the full blocks of turns, in the order of `keep`, on a connection of its own."""
@@ -97,16 +103,19 @@ class WriteBehind:
         self._ttl_s = min(ttl_s, MAX_TTL_S)
         self._breaker, self._probe = Breaker(), ProbeTimer()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-kv-write")
-        self._queue: deque[Turn] = deque()
+        self._queue: OrderedDict[tuple[str, str], Turn] = OrderedDict()  # one of a conversation
         self._something = asyncio.Event()
         self._active: list[Turn] = []
 
     def keep(self, turn: Turn) -> None:
-        """Write this turn's blocks some time. Delivery: at most once; a lost block is a miss."""
-        if len(self._queue) == MAX_QUEUED_TURNS:
-            self._queue.popleft()
+        """Write this turn's blocks some time, in place of what waits of the same conversation.
+
+        Delivery: at most once; a lost block is a miss.
+        """
+        self._queue[turn.conversation] = turn
+        if len(self._queue) > MAX_QUEUED_TURNS:
+            self._queue.popitem(last=False)
             self._metrics.skipped(Skipped.QUEUE_FULL)
-        self._queue.append(turn)
         self._something.set()
 
     async def run(self) -> None:
@@ -115,13 +124,14 @@ class WriteBehind:
             await self._something.wait()
             self._something.clear()
             while self._queue:
-                await self._write(self._queue.popleft(), bytes_per_s=WRITE_BYTES_PER_S)
+                _, turn = self._queue.popitem(last=False)
+                await self._write(turn, bytes_per_s=WRITE_BYTES_PER_S)
 
     async def drain(self, running: Sequence[Turn], budget_s: float) -> None:
         """The engine has stopped: write the running turns, then the queue, as fast as it goes and
         for `budget_s` at the most.
         """
-        turns = [*running, *self._queue]
+        turns = [*running, *self._queue.values()]
         self._queue.clear()
         try:
             async with asyncio.timeout(budget_s):
@@ -134,8 +144,8 @@ class WriteBehind:
         """Forget the conversation's blocks, here and in Redis; shared ones are just a miss to the
         others. Raises: UnavailableError.
         """
-        self._queue = deque(one for one in self._queue if not _same_session(one, turn))
-        self._active = [one for one in self._active if not _same_session(one, turn)]
+        self._queue.pop(turn.conversation, None)
+        self._active = [one for one in self._active if one.conversation != turn.conversation]
         hashes = self._hashes(turn)
         self._known.discard(hashes)
         if hashes:  # behind a slice that is on its way: the thread does one after the other
@@ -223,7 +233,3 @@ class WriteBehind:
 
 def _deadline_s() -> float:
     return time.monotonic() + WRITE_TIMEOUT_S
-
-
-def _same_session(one: Turn, other: Turn) -> bool:
-    return (one.tenant, one.session_id) == (other.tenant, other.session_id)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from headrace.models.kv.write_behind import Turn
 from headrace.models.request import FinishReason, KVBlock
 from headrace.streams.intake import Intake
+from headrace.streams.prefix_reuse import KEEP_TOKENS
 from tests.unit.streams.pipeline import Pipeline, pipeline
 
 BLOCK = KVBlock(b"h" * 16, tuple(range(32)), b"data")
@@ -70,10 +71,31 @@ async def test_the_engine_gets_what_was_fetched_and_the_turn_is_kept_when_it_is_
         assert tier.num_held == 1
         pipe.engine.say(key, "a")
         assert tier.num_held == 0
-        assert tier.kept == []
         pipe.engine.say(key, "b", FinishReason.STOP)
         await pipe.finished("r1")
-        assert tier.kept == [Turn("default", "s1", tuple(b"hiab"))]
+        assert tier.kept[-1] == Turn("default", "s1", tuple(b"hiab"))
+
+
+async def test_a_growing_answer_is_kept_so_that_another_worker_need_not_compute_it() -> None:
+    """Its prompt with the first token, then every KEEP_TOKENS tokens."""
+    async with with_tier() as (pipe, tier):
+        await pipe.send("r1", "hi", max_tokens=1000)
+        key = await pipe.started("r1")
+        for _ in range(2 * KEEP_TOKENS + 1):
+            pipe.engine.say(key, "a")
+        prompt = tuple(b"hi")
+        grown = [prompt + tuple(b"a" * num) for num in (0, KEEP_TOKENS, 2 * KEEP_TOKENS)]
+        assert [turn.token_ids for turn in tier.kept] == grown
+
+
+async def test_an_answer_without_a_session_is_not_kept() -> None:
+    """Nobody will ask for it again."""
+    async with with_tier() as (pipe, tier):
+        await pipe.take(replace(pipe.record("r1"), key=None))
+        await pipe.say("r1", "a")
+        await pipe.say("r1", "b", finish=True)
+        await pipe.finished("r1")
+        assert tier.kept == []
 
 
 async def test_the_lookup_is_counted_in_tokens_at_the_first_token() -> None:

@@ -166,7 +166,7 @@ async def test_the_oldest_turn_is_dropped_when_turns_end_too_fast() -> None:
         bench.writer.keep(bench.turn(1, seed=1))
         await bench.changes.until(lambda: bench.store.calls)  # it is being written
         for number in range(MAX_QUEUED_TURNS + 2):
-            bench.writer.keep(bench.turn(1, seed=10 + number))
+            bench.writer.keep(bench.turn(1, seed=10 + number, session=f"s{number}"))
         assert bench.count("skipped", reason="queue_full") == 2
         bench.store.open.set()
         await bench.changes.until(lambda: len(bench.store.held) == 1 + MAX_QUEUED_TURNS)
@@ -239,6 +239,19 @@ async def test_a_deleted_session_is_not_written_afterwards() -> None:
         await deleting
         await bench.changes.until(lambda: bench.store.held)
         assert list(bench.store.held) == bench.engine.learn(other.token_ids)
+
+
+async def test_a_later_state_of_a_conversation_takes_the_place_of_the_earlier_one() -> None:
+    """Many growing answers do not fill the queue: each waits in it once."""
+    async with writing() as bench:
+        bench.store.open.clear()
+        bench.writer.keep(bench.turn(1, seed=1, session="other"))
+        await bench.changes.until(lambda: bench.store.calls)  # it is being written
+        for num_blocks in (1, 2, 3):
+            bench.writer.keep(bench.turn(num_blocks, seed=2))
+        bench.store.open.set()
+        await bench.changes.until(lambda: len(bench.store.held) == 4)
+        assert bench.store.calls == ["refresh 1", "put 1", "refresh 3", "put 3"]
 
 
 async def test_a_drain_writes_running_turns_first_and_then_the_queue() -> None:
