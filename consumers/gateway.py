@@ -1,6 +1,7 @@
 """The HTTP and WebSocket gateway (contract §8) as one ASGI application.
 
-Wires the parts together and does nothing else. The caller starts and stops the log and the sink.
+Wires the parts together and does nothing else. The caller starts and stops the log, the sink and
+the watch of the lag.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from headrace.consumers.errors_http import (
     handle_http_exception,
 )
 from headrace.consumers.gateway_metrics import GatewayMetrics, route_of
+from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.openai_api import openai_routes
 from headrace.consumers.page_files import page_routes
 from headrace.consumers.request_sink import RequestSink
@@ -44,16 +46,19 @@ def build_app(
     *,
     registry: CollectorRegistry | None = None,
     bounds: Bounds | None = None,
+    lag: LagWatch | None = None,
     allow_query_key: bool = False,
 ) -> Starlette:
     """The application; `/metrics` shows `registry` (a new one by default), with whatever others put
-    in.
+    in, and the `lag`.
 
     `allow_query_key`: WebSockets may carry their key as `?api_key=`, which ends in logs.
     Raises: SettingsError for a bad keys file.
     """
     metrics = GatewayMetrics(registry or CollectorRegistry())
     metrics.watch_log(lambda: log.num_subscriptions, lambda: log.num_broken_events)
+    if lag is not None:
+        metrics.watch_lag(lag)
     bounds = bounds or Bounds()
     gateway = Gateway(
         settings=settings,

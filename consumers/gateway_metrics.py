@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
+from headrace.consumers.lag_metrics import LagMetrics
+from headrace.consumers.lag_watch import LagWatch
 from headrace.schemas.metrics import PREFIX
+
+EVENT_WAYS = ("openai", "sse", "websocket")
 
 ROUTES = {
     "/v1/chat/completions": "chat_completions",
@@ -32,6 +36,8 @@ class GatewayMetrics:
     """Counters and gauges of one gateway, in the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        # a second series for each counter, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry
         self.http_requests = Counter(
             f"{PREFIX}gateway_http_requests",
@@ -53,6 +59,8 @@ class GatewayMetrics:
             ["way"],
             registry=registry,
         )
+        for way in EVENT_WAYS:
+            self.events_sent.labels(way)
         self.slow_readers = Counter(
             f"{PREFIX}gateway_slow_readers",
             "clients let go because they fell behind",
@@ -63,6 +71,10 @@ class GatewayMetrics:
             "generations cancelled because their client left",
             registry=registry,
         )
+
+    def watch_lag(self, watch: LagWatch) -> None:
+        """Show the last reading of the lag when scraped."""
+        LagMetrics(self.registry, watch)
 
     def watch_log(
         self, num_subscriptions: Callable[[], float], num_broken: Callable[[], float]

@@ -1,4 +1,4 @@
-"""A group-less consumer of one topic: no commits, no rebalances, a bound on every wait.
+"""A consumer of one topic that joins no group: no rebalances, a bound on every wait.
 
 Owns the aiokafka client's life cycle and the translation of its errors. Knows nothing of events.
 """
@@ -39,10 +39,15 @@ async def bounded(what: str, work: Awaitable[T], timeout_s: float = KAFKA_TIMEOU
         raise UnavailableError(f"Kafka ({what})", timeout_s) from problem
 
 
-async def open_consumer(settings: Settings, *, max_partition_fetch_bytes: int) -> Any:
-    """A started consumer without group; the caller stops it with `close_consumer`."""
+async def open_consumer(
+    settings: Settings, *, max_partition_fetch_bytes: int, group: str | None = None
+) -> Any:
+    """A started consumer that joins no group; the caller stops it with `close_consumer`.
+
+    `group`: whose offsets it may commit.
+    """
     consumer = AIOKafkaConsumer(
-        group_id=None,
+        group_id=group,
         enable_auto_commit=False,
         isolation_level="read_committed",
         auto_offset_reset="none",
@@ -78,17 +83,33 @@ async def close_consumer(consumer: Any) -> None:
 
 
 async def _stop(consumer: Any) -> None:
+    """In a task of its own.
+
+    NOTE: while brokers are away, aiokafka cancels its fetch in the pause between two tries, and
+    hands that on as if its caller had been cancelled, with the client left open, which would ask
+    for metadata for ever.
+    """
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
-            await consumer.stop()
+            try:
+                await consumer.stop()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                await consumer._client.close()
     except (TimeoutError, KafkaError):
         return  # nothing was to be committed: there is nothing to lose
 
 
 @asynccontextmanager
-async def reading(settings: Settings, *, max_partition_fetch_bytes: int) -> AsyncIterator[Any]:
+async def reading(
+    settings: Settings, *, max_partition_fetch_bytes: int, group: str | None = None
+) -> AsyncIterator[Any]:
     """`open_consumer` and `close_consumer` around a block."""
-    consumer = await open_consumer(settings, max_partition_fetch_bytes=max_partition_fetch_bytes)
+    consumer = await open_consumer(
+        settings, max_partition_fetch_bytes=max_partition_fetch_bytes, group=group
+    )
     try:
         yield consumer
     finally:

@@ -6,6 +6,7 @@ reads sees every event, and nothing piles up at the broker (cases I11).
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from headrace.consumers.cursor import parse_cursor
 from headrace.consumers.live_reader import LiveReader
@@ -38,8 +39,11 @@ class ResponseLog:
     contract §3).
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, *, on_event: Callable[[LogEvent], None] | None = None
+    ) -> None:
+        """`on_event`: is shown every live event, whoever reads."""
+        self._settings, self._on_event = settings, on_event
         self._reader = LiveReader(settings, self._hand_out)
         self._by_session: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
         self._by_request: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
@@ -146,6 +150,8 @@ class ResponseLog:
             del self._by_session[wanted.tenant, wanted.session_id or ""]
 
     def _hand_out(self, event: LogEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
         for groups, name in (
             (self._by_session, event.session_id),
             (self._by_request, event.request_id),

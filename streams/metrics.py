@@ -1,12 +1,21 @@
 """The worker's Prometheus metrics (contract §9). Label values come from closed sets only."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headrace.models.kv.metrics import KVMetrics
+from headrace.schemas.errors import ErrorCode
+from headrace.schemas.event import FINISH_REASONS
 from headrace.schemas.metrics import (
     BATCH_SIZE_BUCKETS,
     INTER_TOKEN_BUCKETS_S,
@@ -15,11 +24,31 @@ from headrace.schemas.metrics import (
     PREFIX_CACHE_TIERS,
 )
 
+UNSTORED_REASONS = ("does not fit", "changed", "fenced")
+OTHER = "other"
+"""The label of what is in no list, so that a mistake or a new value makes no new series."""
+
+
+class ClosedCounter:
+    """A counter with one label, whose values are all there from the start."""
+
+    def __init__(self, counter: Counter, values: Iterable[str]) -> None:
+        self._counter = counter
+        self._values = frozenset(map(str, values))
+        for value in (*self._values, OTHER):
+            counter.labels(value)
+
+    def labels(self, value: str | None) -> Counter:
+        """The counter of `value`; of `other` where it is none of the set."""
+        return self._counter.labels(value if value in self._values else OTHER)
+
 
 class WorkerMetrics:
     """All metrics of one worker process, in a registry of its own."""
 
     def __init__(self) -> None:
+        # a second series for each counter and bucket set, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -30,15 +59,21 @@ class WorkerMetrics:
 
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
-        self.success = counter("request_success", "Requests completed", ("finished_reason",))
-        self.failure = counter("request_failure", "Requests failed", ("code",))
+        self.success = ClosedCounter(
+            counter("request_success", "Requests completed", ("finished_reason",)), FINISH_REASONS
+        )
+        self.failure = ClosedCounter(
+            counter("request_failure", "Requests failed", ("code",)), tuple(ErrorCode)
+        )
         self.duplicates = counter("request_duplicates", "Records with a request id seen before")
-        self.ignored = counter("records_ignored", "Records that ask for nothing", ("topic",))
+        self._ignored = counter("records_ignored", "Records that ask for nothing", ("topic",))
+        self.ignored = ClosedCounter(self._ignored, ())
         self.dead_letters = counter("dead_letters", "Records sent to the dead-letter topic")
         self.resumed = counter("resumed", "Generations gone on with after another owner")
         self.fenced = counter("fenced", "Writes refused because a newer owner stands there")
-        self.sessions_unstored = counter(
-            "sessions_unstored", "Turns whose conversation could not be stored", ("reason",)
+        self.sessions_unstored = ClosedCounter(
+            counter("sessions_unstored", "Turns whose conversation was not stored", ("reason",)),
+            UNSTORED_REASONS,
         )
         self.cache_queries = counter(
             "prefix_cache_queries", "Tokens looked up; redis: those not found here", ("tier",)
@@ -69,6 +104,20 @@ class WorkerMetrics:
         self.batch_size = histogram(
             "batch_size", "Rows that a step gave tokens", BATCH_SIZE_BUCKETS
         )
+        self._build_info = Gauge(
+            PREFIX + "build_info",
+            "1; what this worker runs stands in the labels",
+            ("version", "model", "dtype", "fingerprint"),
+            registry=registry,
+        )
+
+    def count_ignored_of(self, topics: Iterable[str]) -> None:
+        """The topics whose records may be ignored; before it, all count as `other`."""
+        self.ignored = ClosedCounter(self._ignored, topics)
+
+    def describe(self, *, model: str, dtype: str, fingerprint: str) -> None:
+        """`headrace_build_info`: what is known once the model is loaded."""
+        self._build_info.labels(version("headrace"), model, dtype, fingerprint).set(1)
 
     def watch_engine(
         self,
@@ -86,7 +135,10 @@ class WorkerMetrics:
             Gauge(PREFIX + name, text, registry=self.registry).set_function(ask)
 
     def watch_oldest(self, ask: Callable[[], dict[int, float]]) -> None:
-        """`headrace_oldest_unfinished_seconds{partition}`: ages in seconds, asked when scraped."""
+        """`headrace_oldest_unfinished_seconds{partition}`: ages in seconds, asked when scraped.
+
+        An owned partition where nothing is unfinished has 0.
+        """
         self.registry.register(_OldestUnfinished(ask))
 
 

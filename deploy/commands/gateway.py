@@ -16,6 +16,7 @@ import typer
 import uvicorn
 
 from headrace.consumers.gateway import build_app, check_bind
+from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.server import build_server
 from headrace.deploy.commands.options import (
@@ -57,8 +58,10 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     Raises: UnavailableError when Kafka does not answer at the start.
     """
     stop = asyncio.Event()
-    log, requests = ResponseLog(settings), RequestProducer(settings, source="headrace/gateway")
-    app = build_app(settings, log, requests)
+    lag = LagWatch(settings)
+    log = ResponseLog(settings, on_event=lag.on_event)
+    requests = RequestProducer(settings, source="headrace/gateway")
+    app = build_app(settings, log, requests, lag=lag)
     config = build_server(app, settings, access_log=settings.log_level == "debug").config
     server = _Server(config)
 
@@ -71,7 +74,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     async with AsyncExitStack() as stack:
-        for part in (requests, log):
+        for part in (requests, log, lag):
             stack.push_async_callback(part.stop)
             if not await _unless(stop, part.start()):
                 return

@@ -52,6 +52,10 @@ class KVMetrics:
         for direction in KV_DIRECTIONS:
             self._bytes.labels(direction)
             self._blocks.labels(direction)
+        for kind in StoreError:
+            self._errors.labels(kind.value)
+        for reason in Skipped:
+            self._skipped.labels(reason.value)
 
     def read(self, num_blocks: int, num_bytes: int) -> None:
         self._blocks.labels("read").inc(num_blocks)
