@@ -18,7 +18,9 @@ _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
 _SECRET_FIELDS = frozenset({"password", "authorization", "api_key", "sasl_plain_password"})
 _MASK = "***"
 
-_CLIENT_LIBRARIES = ("aiokafka", "asyncio", "faust", "kafka", "mode", "uvicorn")
+_CLIENT_LIBRARIES = (
+    *("aiokafka", "asyncio", "faust", "httpx", "kafka", "matplotlib", "mode", "uvicorn"),
+)
 
 
 REPEAT_INTERVAL_S = 10.0
