@@ -30,6 +30,7 @@ from headrace.streams.prefix_reuse import PrefixReuse
 from headrace.streams.preparation import expired, problem_of
 from headrace.streams.session_store import SessionRecord
 from headrace.streams.stopwatch import Stopwatch
+from headrace.streams.story import Account
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +56,7 @@ class Delivery:
             parts, decoded, self._admission, self._reuse, is_fenced=lambda: self._fenced
         )
         self._stopwatch = Stopwatch(decoded.record.timestamp_ms, parts.metrics)
+        self._account = Account(parts.tracer, decoded, self._stopwatch)
         self.generation: Generation | None = None
         self._stream: TextStream | None = None
         self._is_expected = False
@@ -70,6 +72,7 @@ class Delivery:
 
         Cancel: the engine drops it; what is journaled is what the next owner goes on from.
         """
+        outcome = Outcome.NOT_OURS  # also if it is cancelled
         try:
             while True:
                 self._expect(True)
@@ -83,6 +86,7 @@ class Delivery:
             return Outcome.NOT_OURS  # draining, or dead: the next owner goes on
         finally:
             self._expect(False)
+            self._account.tell(outcome.value, self.generation)
             self._drop()
 
     def _expect(self, is_expected: bool) -> None:
@@ -143,6 +147,7 @@ class Delivery:
             generation.restore(entry, self._stream)
             if entry.start is not None:
                 self._parts.metrics.resumed.inc()
+                self._account.num_resumed = len(generation.ids)
         if entry.cancelled:
             self.cancel()
         return generation
@@ -217,6 +222,7 @@ class Delivery:
     async def _admit(self, generation: Generation, session: SessionRecord, *, alone: bool) -> None:
         self._got_on.clear()
         self._in_engine = await self._admission.admit(generation, session, alone=alone)
+        self._account.added()
         if alone and self._in_engine:
             await self._got_on.wait()
 
@@ -301,6 +307,7 @@ class Delivery:
     def on_acknowledged(self) -> None:
         """The broker has another event; the last one is what is waited for."""
         if self.is_delivered:
+            self._account.delivered()
             self._changed.set()
 
     def on_fenced(self) -> None:

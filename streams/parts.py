@@ -17,6 +17,7 @@ from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts
 from headrace.streams.roster import Roster
 from headrace.streams.session_store import SessionStore
+from headrace.streams.story import Tracer
 
 
 class Engine(Protocol):
@@ -68,3 +69,5 @@ class Parts:
     """Held by the one suspect that begins alone (failures.py)."""
     kv: KVTier | None = None
     """None: KV_TO_REDIS is off."""
+    tracer: Tracer | None = None
+    """None: TRACES is off."""

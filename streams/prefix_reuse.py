@@ -6,10 +6,9 @@ from headrace.schemas.request import DecodedRequest
 from headrace.streams.generation import Generation
 from headrace.streams.parts import Parts
 
-
 KEEP_TOKENS = 64
-"""How often a growing answer is written behind: what another worker computes again at the most, when
-the answer moves there. All of it would be written at its end anyway.
+"""How often a growing answer is written behind: what another worker has to compute again when the
+answer moves there. All of it would be written at its end anyway.
 """
 
 

@@ -15,32 +15,33 @@ class Stopwatch:
     def __init__(self, timestamp_ms: int, metrics: WorkerMetrics) -> None:
         self._submitted_s = timestamp_ms / 1000
         self._metrics = metrics
-        self._scheduled_s: float | None = None
-        self._first_s: float | None = None
-        self._last_s = 0.0
+        self.scheduled_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        """When its prefill began, and its first and last token came; monotonic."""
 
     def note(self, output: EngineOutput) -> None:
-        self._scheduled_s = self._scheduled_s or output.scheduled_s
+        self.scheduled_s = self.scheduled_s or output.scheduled_s
         if not output.token_ids:
             return
-        if self._first_s is None:
-            self._first_s = output.emitted_s
-            self._metrics.queue_time.observe(self._age_s(self._scheduled_s))
+        if self.first_s is None or self.last_s is None:
+            self.first_s = output.emitted_s
+            self._metrics.queue_time.observe(self._age_s(self.scheduled_s))
             self._metrics.time_to_first_token.observe(self._age_s(output.emitted_s))
         else:
-            gap_s = (output.emitted_s - self._last_s) / len(output.token_ids)
+            gap_s = (output.emitted_s - self.last_s) / len(output.token_ids)
             self._metrics.inter_token_latency.observe(gap_s)
-        self._last_s = output.emitted_s
+        self.last_s = output.emitted_s
 
     def timings(self) -> Timings:
-        if self._scheduled_s is None:
+        if self.scheduled_s is None:
             return Timings()
-        first_s = self._first_s or self._scheduled_s
+        first_s = self.first_s or self.scheduled_s
         return Timings(
-            queue_ms=self._age_s(self._scheduled_s) * 1000,
-            prefill_ms=(first_s - self._scheduled_s) * 1000,
+            queue_ms=self._age_s(self.scheduled_s) * 1000,
+            prefill_ms=(first_s - self.scheduled_s) * 1000,
             ttft_ms=self._age_s(first_s) * 1000,
-            decode_ms=max(0.0, self._last_s - first_s) * 1000,
+            decode_ms=max(0.0, (self.last_s or 0.0) - first_s) * 1000,
         )
 
     def _age_s(self, monotonic_s: float) -> float:

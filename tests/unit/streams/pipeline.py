@@ -342,6 +342,7 @@ class ScriptedEngine:
     def __init__(self, calls: Calls, deliveries: Deliveries) -> None:
         self._calls, self._deliveries = calls, deliveries
         self.running: dict[str, tuple[EngineRequest, ByteStream]] = {}
+        self._scheduled_s: dict[str, float] = {}
         self.problem: Exception | None = None
         self.added: list[EngineRequest] = []
         self.num_expected = 0
@@ -355,6 +356,7 @@ class ScriptedEngine:
         for token_id in request.generated_ids:
             stream.push(token_id)
         self.running[request.key] = (request, stream)
+        self._scheduled_s[request.key] = time.monotonic()
         self.added.append(request)
         self._calls.note("add", request.key)
 
@@ -388,11 +390,13 @@ class ScriptedEngine:
         if finish is not None:
             shown += stream.finish()
             del self.running[key]
-        self._emit(EngineOutput(key, ids, shown, finish, None, 1.0, 2.0))
+        now_s = time.monotonic()
+        self._emit(EngineOutput(key, ids, shown, finish, None, self._scheduled_s[key], now_s))
 
     def fail(self, key: str, error: EngineError) -> None:
         del self.running[key]
-        self._emit(EngineOutput(key, [], "", None, error, 1.0, 2.0))
+        now_s = time.monotonic()
+        self._emit(EngineOutput(key, [], "", None, error, now_s, now_s))
 
     def _emit(self, output: EngineOutput) -> None:
         self._deliveries.on_outputs([output])
@@ -437,6 +441,7 @@ class Pipeline:
         self.publisher = RecordingPublisher(self.calls, self.deliveries)
         self.engine = ScriptedEngine(self.calls, self.deliveries)
         self.metrics = WorkerMetrics()
+        self.metrics.count_ignored_of((PLACE.topic, CONTROL.topic))
         self.flusher = Flusher(
             self.journal,
             self.redis,
