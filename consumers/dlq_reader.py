@@ -1,28 +1,21 @@
 """Reads the dead-letter topic from its start to an end that stands still, and single letters.
 
-Owns one temporary consumer and the bounds of reading. Holds one partition's fetch at a time, so
-memory does not grow with the topic. Does not know what letters are read for.
+Owns one temporary consumer. Holds one partition's fetch at a time, so memory does not grow with
+the topic. Does not know what letters are read for.
 """
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from aiokafka.errors import OffsetOutOfRangeError
-
 from headrace.consumers.kafka_reader import as_record, bounded, find_partitions, offsets_at, reading
+from headrace.consumers.range_reader import RangeReader, Span
 from headrace.schemas.dead_letter import DeadLetter, DlqPlace
 from headrace.schemas.errors import HeadraceError, UnavailableError
 from headrace.schemas.settings import Settings
 
 FETCH_BYTES = 2**20
 """Kafka hands out a larger record too, alone."""
-
-STALL_TIMEOUT_S = 15.0
-"""Without a step forward for this long: the brokers do not answer, or a transaction is open."""
-
-_POLL_MS = 500
 
 
 class DeadLetterMissingError(HeadraceError):
@@ -88,35 +81,10 @@ class DlqReader:
         raise DeadLetterMissingError(place, "no record has this offset")
 
     async def _between(self, part: Any, start: int, end: int) -> AsyncGenerator[DeadLetter, None]:
-        if start >= end:
-            return
-        self._consumer.assign([part])
-        self._consumer.seek(part, start)
-        position, deadline_s = start, time.monotonic() + STALL_TIMEOUT_S
-        while position < end:
-            for record in await self._poll(part):
-                if record.offset >= end:
-                    return
+        reader = RangeReader(self._consumer, "dead letters")
+        async with aclosing(reader.records({part: Span(start, end)})) as records:
+            async for record in records:
                 yield DeadLetter(as_record(record))
-            # transaction markers move the position without a record
-            reached = await bounded("position", self._consumer.position(part))
-            if reached > position:
-                position, deadline_s = reached, time.monotonic() + STALL_TIMEOUT_S
-            elif time.monotonic() > deadline_s:
-                what = f"Kafka (dead letters, read up to {part.partition}-{position})"
-                raise UnavailableError(what, STALL_TIMEOUT_S)
-
-    async def _poll(self, part: Any) -> list[Any]:
-        poll = self._consumer.getmany(part, timeout_ms=_POLL_MS)
-        try:
-            found: dict[Any, list[Any]] = await bounded("dead letters", poll)
-        except UnavailableError as problem:
-            if not isinstance(problem.__cause__, OffsetOutOfRangeError):
-                raise
-            starts = await bounded("offsets", self._consumer.beginning_offsets([part]))
-            self._consumer.seek(part, starts[part])
-            return []
-        return found.get(part, [])
 
 
 @asynccontextmanager

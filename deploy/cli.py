@@ -27,10 +27,16 @@ COMMANDS = {
     "topics": ("topics", "Create the topics, or check them"),
     "send": ("send", "Ask, and print the answer as it comes"),
     "tail": ("tail", "Follow response events"),
+    "bench": ("bench", "Put a load on the pipeline, and measure it"),
     "cancel": ("cancel", "End a generation early"),
     "models": ("models", "List and fetch models"),
     "sessions": ("sessions", "Forget a conversation"),
     "dlq": ("dlq", "Look at dead letters, and ask them again"),
+    "dump": ("dump", "Write requests and their answers to a file"),
+    "restore": ("restore", "Write a dump back into topics"),
+    "replay": ("replay", "Answer recorded requests again, and compare"),
+    "shadow": ("shadow", "Answer live requests with another model too, and compare"),
+    "lag": ("lag", "How far the workers are behind, in records, seconds and tokens"),
 }
 """Name of each command → its module in `headrace.deploy.commands`, and what it does."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.deploy.processes import ServerProcess, ServiceStartError
 
 READY_TIMEOUT_S = 300.0
@@ -54,10 +55,17 @@ class Supervised:
         *,
         stop_timeout_s: float,
         on_restart: Callable[[str], None] = lambda text: None,
+        must_start: bool = True,
     ) -> None:
+        """`must_start`: whether a first start that fails ends `run`; else it is tried again."""
         self.program = program
         self.ready = asyncio.Event()
         """Set when it answered for the first time."""
+        self.starting_since_s: float | None = time.monotonic()
+        """Monotonic seconds; None while it serves."""
+        self.start_took_s: float | None = None
+        """What its newest start took."""
+        self._must_start = must_start
         self._stop_timeout_s = stop_timeout_s
         self._on_restart = on_restart
         self._process = ServerProcess(program.name, program.log_path)
@@ -71,19 +79,28 @@ class Supervised:
     async def run(self) -> None:
         """Start the program and keep it running for ever.
 
-        Raises: ServiceStartError when its very first start fails.
-        Cancel: this is how it is stopped: SIGTERM, a wait of at most `stop_timeout_s`, SIGKILL.
+        Raises: ServiceStartError when its very first start fails, if it must not.
+        Cancel: this is how it is stopped: SIGTERM, a wait of at most `stop_timeout_s`, SIGKILL. A
+        second cancel does not end the wait.
         """
         try:
-            await self._start()
-            self.ready.set()
+            await self._first_start()
             await self._keep_running()
         finally:
-            await asyncio.to_thread(self._process.stop, self._stop_timeout_s)
+            stopping = asyncio.to_thread(self._process.stop, self._stop_timeout_s)
+            await finish_despite_cancel(stopping)
 
     def kill(self) -> None:
         """End the program at once."""
         self._process.kill()
+
+    async def _first_start(self) -> None:
+        try:
+            await self._start()
+        except ServiceStartError as problem:
+            if self._must_start:
+                raise
+            _log.warning("supervisor.start_failed", program=problem.name, reason=problem.reason)
 
     async def _keep_running(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -106,11 +123,13 @@ class Supervised:
     async def _ended(self) -> None:
         while True:
             if not self._process.alive:
+                self.starting_since_s = time.monotonic()
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _start(self) -> None:
         self._abort.clear()
+        started_s = time.monotonic()
         work = asyncio.to_thread(
             self._process.start,
             self.program.args,
@@ -121,6 +140,8 @@ class Supervised:
         starting = asyncio.ensure_future(work)  # a thread cannot be cancelled: told, and awaited
         try:
             await asyncio.shield(starting)
+            self.starting_since_s, self.start_took_s = None, time.monotonic() - started_s
+            self.ready.set()
         except asyncio.CancelledError:
             self._abort.set()
             with suppress(_AbortedError, ServiceStartError):

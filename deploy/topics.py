@@ -12,7 +12,16 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import (
+    GroupIdNotFound,
+    KafkaConnectionError,
+    KafkaError,
+    NonEmptyGroup,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from aiokafka.protocol.admin import DeleteGroupsRequest
 
 from headrace.schemas.errors import HeadraceError, UnavailableError
 from headrace.schemas.settings import Settings
@@ -90,6 +99,36 @@ async def check_topics(settings: Settings) -> list[str]:
         policies = await _cleanup_policies(admin, [t.name for t in topics if t.num_partitions])
     states = [TopicState(t.name, t.num_partitions, policies.get(t.name, "delete")) for t in topics]
     return differences(states, settings.topics.co_partitioned)
+
+
+async def delete_topics(settings: Settings, names: list[str]) -> None:
+    """Delete these topics; one that is not there is no error.
+
+    Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
+    """
+    async with _admin(settings) as admin:
+        answer = await admin.delete_topics(names)
+        for name, code in answer.topic_error_codes:
+            if code not in (0, UnknownTopicOrPartitionError.errno):
+                raise TopicsError(f"topic {name} was not deleted: {for_code(code).description}")
+
+
+async def delete_group(settings: Settings, group: str) -> None:
+    """Forget a consumer group once it has no members any more; one that is not there is no error.
+
+    Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
+    """
+    async with _admin(settings) as admin:
+        coordinator = await admin.find_coordinator(group)
+        while True:
+            # NOTE: aiokafka's admin client knows the request and has no method for it
+            answer = await admin._send_request(DeleteGroupsRequest([group]), coordinator)
+            ((_, code),) = answer.results
+            if code in (0, GroupIdNotFound.errno):
+                return
+            if code != NonEmptyGroup.errno:  # of a member that was killed it hears later
+                raise TopicsError(f"group {group} was not deleted: {for_code(code).description}")
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def differences(states: list[TopicState], co_partitioned: tuple[str, ...]) -> list[str]:

@@ -6,18 +6,21 @@ Owns the order of start and stop, and which programs run. How one is kept runnin
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from headrace.deploy.commands.options import GATEWAY_FLAGS, WORKER_FLAGS, flag_name
+from headrace.consumers.lag_service import LagService
+from headrace.deploy.autoscale.fleet import Fleet
+from headrace.deploy.autoscale.metrics import served
+from headrace.deploy.autoscale.policy import Policy
+from headrace.deploy.autoscale.scaler import Scaler
 from headrace.deploy.console import note
 from headrace.deploy.local_services import LocalServices, StackError, changed, data_folder
 from headrace.deploy.processes import free_port, port_is_free
+from headrace.deploy.programs import gateway_program, worker_program
 from headrace.deploy.progress import ModelProgress
 from headrace.deploy.supervisor import Program, Supervised
 from headrace.deploy.topics import check_topics, ensure_topics
@@ -29,6 +32,7 @@ STOP_GRACE_S = 5.0
 """On top of the drain timeout, before a worker that does not end is killed."""
 
 WATCH_INTERVAL_S = 0.5
+_METRICS_HOST = "127.0.0.1"
 
 
 class _StopRequested(Exception):
@@ -40,9 +44,21 @@ class UpOptions:
     """What only `up` takes; everything else is in the settings."""
 
     num_workers: int = 1
+    autoscale: Policy | None = None
+    """In place of a fixed number of workers."""
     num_partitions: int = 12
     data_dir: Path | None = None
     ephemeral: bool = False
+
+    @property
+    def first_workers(self) -> int:
+        """How many are started before anything is known of the load."""
+        return self.num_workers if self.autoscale is None else self.autoscale.min_workers
+
+    @property
+    def most_workers(self) -> int:
+        """How many there may ever be at once: they share the cores."""
+        return self.num_workers if self.autoscale is None else self.autoscale.max_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,9 @@ class Stack:
     """`export …` lines that other terminals need to reach it."""
 
     worker_pids: tuple[int, ...] = ()
+    autoscale: Policy | None = None
+    autoscaler_metrics: str | None = None
+    """Where the autoscaler's own metrics are."""
 
 
 def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack], None]) -> int:
@@ -130,18 +149,14 @@ class _Processes:
     """Workers and gateway, from start to the end of their drain."""
 
     def __init__(self, stack: Stack, options: UpOptions, services: LocalServices) -> None:
-        self._stack, self._services = stack, services
+        self._stack, self._options, self._services = stack, options, services
         self._stop = asyncio.Event()
         settings = stack.settings
-        programs = [
-            _worker(stack, number, options.num_workers)
-            for number in range(1, options.num_workers + 1)
-        ]
         stop_timeout_s = settings.drain_timeout_s + STOP_GRACE_S
-        self._running = [
-            Supervised(program, stop_timeout_s=stop_timeout_s, on_restart=note)
-            for program in [*programs, _gateway(stack)]
-        ]
+        self._fleet = Fleet(self._worker, stop_timeout_s=stop_timeout_s, on_note=note)
+        self._gateway = Supervised(
+            gateway_program(settings, stack.log_dir), stop_timeout_s=stop_timeout_s, on_restart=note
+        )
 
     async def run(self, on_ready: Callable[[Stack], None]) -> None:
         """Start all, report, and return when all are drained after a signal.
@@ -151,32 +166,59 @@ class _Processes:
         loop = asyncio.get_running_loop()
         for number in _stop_signals():
             loop.add_signal_handler(number, self._on_signal)
-        workers = len(self._running) - 1
+        workers = self._options.first_workers
         note(f"starting {workers} worker{'' if workers == 1 else 's'} and the gateway")
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for supervised in self._running:
-                    tasks.create_task(supervised.run(), name=f"up.{supervised.program.name}")
-                tasks.create_task(self._until_stop(), name="up.stop")
-                tasks.create_task(self._watch_services(), name="up.watch")
-                for supervised in self._running:
-                    await supervised.ready.wait()
-                on_ready(replace(self._stack, worker_pids=self._worker_pids()))
+            with ExitStack() as stack:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._until_stop(), name="up.stop")
+                    tasks.create_task(self._watch_services(), name="up.watch")
+                    await self._start(tasks, workers)
+                    running = replace(self._stack, worker_pids=self._worker_pids())
+                    on_ready(self._autoscaled(running, tasks, stack))
         except BaseExceptionGroup as group:
             _, failed = group.split(_StopRequested)
             if failed is not None:
                 raise failed.exceptions[0] from None
 
+    async def _start(self, tasks: asyncio.TaskGroup, workers: int) -> None:
+        started = [self._fleet.add(tasks, must_start=True).supervised for _ in range(workers)]
+        tasks.create_task(self._gateway.run(), name="up.gateway")
+        for supervised in [*started, self._gateway]:
+            await supervised.ready.wait()
+
+    def _worker(self, number: int) -> Program:
+        sharing = self._options.most_workers
+        return worker_program(self._stack.settings, self._stack.log_dir, number, sharing)
+
     def _worker_pids(self) -> tuple[int, ...]:
-        *workers, _gateway = self._running
-        return tuple(worker.pid for worker in workers if worker.pid is not None)
+        pids = [member.supervised.pid for member in self._fleet.members]
+        return tuple(pid for pid in pids if pid is not None)
+
+    def _autoscaled(self, running: Stack, tasks: asyncio.TaskGroup, stack: ExitStack) -> Stack:
+        """Begin to scale, if that is wanted, and serve the metrics of it."""
+        policy, settings = self._options.autoscale, running.settings
+        if policy is None:
+            return running
+        scaler = Scaler(
+            policy,
+            self._fleet,
+            LagService(settings),
+            requests=settings.topics.requests,
+            full_rows=settings.max_batch_size,
+        )
+        port = settings.metrics_port or free_port()
+        stack.enter_context(served(scaler.metrics, _METRICS_HOST, port))
+        tasks.create_task(scaler.run(tasks, note), name="up.scaler")
+        url = f"http://{_METRICS_HOST}:{port}/metrics"
+        return replace(running, autoscale=policy, autoscaler_metrics=url)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():
             self._stop.set()
             return
-        for supervised in self._running:
-            supervised.kill()
+        self._fleet.kill()
+        self._gateway.kill()
         self._services.kill()
         os._exit(1)  # the second signal: nobody wants to wait for anything now
 
@@ -189,43 +231,3 @@ class _Processes:
         while True:
             self._services.require_alive()
             await asyncio.sleep(WATCH_INTERVAL_S)
-
-
-def _worker(stack: Stack, number: int, num_workers: int) -> Program:
-    settings = stack.settings
-    if settings.threads == 0 and num_workers > 1:
-        settings = changed(settings, threads=max(1, num_cores() // num_workers))
-    port = free_port()
-    args = _command("worker", changed(settings, metrics_port=port), WORKER_FLAGS)
-    return Program(f"worker {number}", args, stack.log_dir / f"worker-{number}.log", port)
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
-def _gateway(stack: Stack) -> Program:
-    settings = stack.settings
-    args = _command("gateway", settings, GATEWAY_FLAGS)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http_host, settings.http_host)  # noqa: S104 - compared, not bound
-    log_path = stack.log_dir / "gateway.log"
-    return Program("the gateway", args, log_path, settings.http_port, ready_host=host)
-
-
-def _command(name: str, settings: Settings, fields: Sequence[str]) -> list[str]:
-    """The arguments of a child: every setting that was given, as a flag.
-
-    NOTE: it runs in another folder, so paths are made absolute. Secrets come by the environment,
-    which it inherits.
-    """
-    words: list[str] = []
-    for field in fields:
-        value: Any = getattr(settings, field)
-        if field in settings.model_fields_set and value is not None:
-            text = str(value.resolve()) if isinstance(value, Path) else str(value)
-            words.append(f"{flag_name(field)}={text}")
-    return [sys.executable, "-P", "-m", "headrace.deploy.cli", name, *words]

@@ -58,9 +58,14 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | Engine
     return results
 
 
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the highest score decides, and no seed."""
+    return params.temperature < GREEDY_BELOW_TEMPERATURE
+
+
 def is_plainly_greedy(params: SamplingParams) -> bool:
     """Whether the token is simply the one of the highest logit."""
-    return _is_greedy(params) and not _wants_adjustment(params)
+    return is_greedy(params) and not _wants_adjustment(params)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -72,6 +77,31 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> (64 - _UNIFORM_BITS)) / 2.0**_UNIFORM_BITS
 
 
+@torch.inference_mode()
+def scores_of(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
+    """What a greedy row takes the highest of: logits with bias, penalties and constraint.
+
+    Shapes: logits (vocabulary,), left unchanged; the result is (vocabulary,) float32.
+    """
+    scores = logits.to(torch.float32, copy=True)
+    if _wants_adjustment(row.params):
+        _adjust(scores, row)
+    if row.constraint is not None:
+        _forbid(scores, row.constraint)
+    return scores
+
+
+@torch.inference_mode()
+def probabilities_of(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What a row that is not greedy draws from, after its cuts; not normalised.
+
+    Shapes: scores (vocabulary,), those of `scores_of`; the result is (vocabulary,) float64.
+    """
+    probabilities = torch.softmax(scores.to(torch.float64) / params.temperature, dim=-1)
+    _cut(probabilities, params)
+    return probabilities
+
+
 def _sample_few(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | EngineError]:
     scores = logits.to(torch.float32, copy=True)
     results: list[int | EngineError] = [0] * len(rows)
@@ -81,7 +111,7 @@ def _sample_few(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | E
             _adjust(scores[index], row)
         if row.constraint is not None and not _forbid(scores[index], row.constraint):
             results[index] = _no_token()
-        elif _is_greedy(row.params):
+        elif is_greedy(row.params):
             greedy.append(index)
         else:
             drawn.append(index)
@@ -92,10 +122,6 @@ def _sample_few(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | E
             for index, token in zip(chosen, tokens, strict=True):
                 results[index] = token
     return results
-
-
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < GREEDY_BELOW_TEMPERATURE
 
 
 def _forbid(scores: torch.Tensor, constraint: Constraint) -> bool:

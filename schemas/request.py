@@ -23,6 +23,7 @@ from pydantic import (
 from headrace.schemas.answer_schema import check_bounds
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.headers import Headers, header_text
+from headrace.schemas.replay import Origin, replayed_origin
 from headrace.schemas.strict_json import decode_object, is_text, readable_names
 from headrace.schemas.wire import WireModel, refusal
 
@@ -233,9 +234,14 @@ class DecodedRequest:
 
     `default_id`: the id is the record's place in the log, not a name that a client gave.
     `named_session`: the client named the session (a key), so `append` is its default context.
+    `origin`: where it was first written; its own place, unless it is a replay.
+    `for_comparison`: the answer is to be compared with another worker's, so its tokens are told and
+    whatever model the client asked for, this worker's answers.
     """
 
     record: Record
+    origin: Origin
+    for_comparison: bool
     request_id: str
     default_id: bool
     session_id: str
@@ -244,9 +250,18 @@ class DecodedRequest:
     request: GenerationRequest | None
     error: RequestError | None
 
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the events of its answer hold the ids."""
+        request = self.request
+        return request is not None and (self.for_comparison or request.return_token_ids)
 
-def decode_request(record: Record) -> DecodedRequest:
-    """Read a request record; never raises for what is in it: a refusal is part of the result."""
+
+def decode_request(record: Record, *, for_comparison: bool = False) -> DecodedRequest:
+    """Read a request record; never raises for what is in it: a refusal is part of the result.
+
+    The answer to a replayed record is always for comparison.
+    """
     value = record.value or b""
     names: dict[str, Any] = {}
     request: GenerationRequest | None = None
@@ -258,11 +273,15 @@ def decode_request(record: Record) -> DecodedRequest:
     except RequestError as problem:
         request, error = None, problem
         names = names or readable_names(value)
-    default_id = f"{record.topic}-{record.partition}-{record.offset}"
+    replayed = replayed_origin(record.headers, record.timestamp_ms)
+    origin = replayed or Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+    default_id = origin.default_id
     request_id = header_request_id(record.headers) or _identifier(names.get("request_id"))
     key_session = session_of_key(record.key)
     return DecodedRequest(
         record=record,
+        origin=origin,
+        for_comparison=for_comparison or replayed is not None,
         request_id=request_id or default_id,
         default_id=request_id is None,
         session_id=key_session or request_id or default_id,

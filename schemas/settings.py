@@ -49,6 +49,12 @@ class Settings(BaseSettings):
     quantize: Literal["none", "int8"] = "none"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
     topic_prefix: str = Field("headrace", pattern=r"^[a-zA-Z0-9._-]{1,200}$")
+    answer_prefix: str | None = Field(
+        None,
+        pattern=r"^[a-zA-Z0-9._-]{1,200}$",
+        description="worker: first part of the names of what it writes (responses, dead letters, "
+        "Redis keys) where that is to be kept apart; default: the topic prefix",
+    )
     group: str = Field("headrace", min_length=1, description="consumer group of the workers")
 
     max_batch_size: int = Field(32, ge=1, le=4096, description="rows that run at once")
@@ -70,6 +76,11 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    traces: Literal["off", "otlp"] = Field(
+        "off",
+        description="worker: spans to the collector that the OTEL_* variables name; "
+        "needs headrace[otel]",
+    )
 
     drain_timeout_s: float = Field(20.0, gt=0, le=3600)
     session_timeout_s: float = Field(
@@ -152,11 +163,16 @@ class Settings(BaseSettings):
 
     @property
     def topics(self) -> Topics:
-        return Topics(self.topic_prefix)
+        return Topics(self.topic_prefix, self.answer_prefix)
 
     @property
     def keys(self) -> Keys:
-        return Keys(self.topic_prefix)
+        return Keys(self.answer_prefix or self.topic_prefix)
+
+    @property
+    def answers_apart(self) -> bool:
+        """Whether a worker answers beside the pipeline that it reads, to be compared with it."""
+        return self.answer_prefix not in (None, self.topic_prefix)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context for Kafka, or None where the protocol has no TLS.

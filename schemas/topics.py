@@ -7,9 +7,10 @@ from aiokafka.partitioner import murmur2
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The four topics under one prefix."""
+    """The four topics under one prefix; those that workers write may have one of their own."""
 
     prefix: str = "headrace"
+    answer_prefix: str | None = None
 
     @property
     def requests(self) -> str:
@@ -17,7 +18,7 @@ class Topics:
 
     @property
     def responses(self) -> str:
-        return f"{self.prefix}.responses"
+        return f"{self.answer_prefix or self.prefix}.responses"
 
     @property
     def control(self) -> str:
@@ -25,7 +26,7 @@ class Topics:
 
     @property
     def dlq(self) -> str:
-        return f"{self.prefix}.dlq"
+        return f"{self.answer_prefix or self.prefix}.dlq"
 
     @property
     def co_partitioned(self) -> tuple[str, str, str]:

@@ -303,8 +303,7 @@ class Generation:
         completion = self._completion() if is_last and self.ending else None
         text = self._chunk_texts[number]
         token_ids = prompt_ids = None
-        request = self.decoded.request
-        if request is not None and request.return_token_ids:
+        if self.decoded.wants_token_ids:
             begin = self.bounds[number - 1] if number else 0
             token_ids = self.ids[begin : self.bounds[number]]
             prompt_ids = self.start.prompt_ids if self.start and number == 0 else None

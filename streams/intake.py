@@ -39,9 +39,11 @@ class Intake:
         tasks: asyncio.TaskGroup,
         *,
         max_open: int,
+        for_comparison: bool = False,
     ) -> None:
+        """`for_comparison`: see DecodedRequest; else only replayed records are that."""
         self._parts, self._ledger, self._deliveries = parts, ledger, deliveries
-        self._tasks = tasks
+        self._tasks, self._for_comparison = tasks, for_comparison
         self._queues = SessionQueues()
         self._admission = asyncio.Semaphore(max_open)
         self._closed = False
@@ -92,7 +94,7 @@ class Intake:
         return False  # a rebalance took the partition away meanwhile
 
     def _take(self, record: Record, place: Place) -> None:
-        decoded = decode_request(record)
+        decoded = decode_request(record, for_comparison=self._for_comparison)
         if self._deliveries.has_other(decoded):  # the first one counts, also while Redis is away
             self._parts.metrics.duplicates.inc()
             self._ledger.finish(place, record.offset)

@@ -15,7 +15,6 @@ from headrace.models.request import EngineError, EngineErrorCode, SamplingParams
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.request import DecodedRequest, GenerationRequest
 from headrace.streams.generation import Start
-from headrace.streams.journal import source_of
 from headrace.streams.session_store import ChatMessage, SessionRecord
 
 
@@ -69,7 +68,7 @@ def prepare(
     """
     request = decoded.request
     assert request is not None, "refused requests are not prepared"  # noqa: S101
-    _check_model(request, model)
+    _check_model(request, model, any_name=decoded.for_comparison)
     history = _history(decoded, request, session)
     messages = _messages(request, history)
     _check_size(request, messages, model)
@@ -96,9 +95,10 @@ def prepare(
 def _seed(decoded: DecodedRequest) -> int:
     """Where a request names none: 63 bits that no other record has, the same at every reading.
 
-    So an owner that must begin again, because nothing of a journal is left, gets the same text.
+    So an owner that must begin again, because nothing of a journal is left, gets the same text; so
+    does a replay, whose records keep the place of their originals.
     """
-    return int.from_bytes(blake2b(source_of(decoded).encode(), digest_size=8).digest()) >> 1
+    return int.from_bytes(blake2b(decoded.origin.source.encode(), digest_size=8).digest()) >> 1
 
 
 def grammar_of(request: GenerationRequest, model: ServedModel) -> Grammar | None:
@@ -163,8 +163,9 @@ def context_too_long(prompt_tokens: int, window_tokens: int, *, more: bool = Fal
     return RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text, "messages")
 
 
-def _check_model(request: GenerationRequest, model: ServedModel) -> None:
-    if request.model is not None and request.model not in model.aliases:
+def _check_model(request: GenerationRequest, model: ServedModel, *, any_name: bool) -> None:
+    is_other = request.model is not None and request.model not in model.aliases
+    if is_other and not any_name:
         text = f"this worker serves {model.name}, not {request.model}"
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, text, "model")
     for position, token in enumerate(request.stop_token_ids):

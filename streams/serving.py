@@ -39,6 +39,7 @@ from headrace.streams.roster import Roster
 from headrace.streams.served import build_engine, served_model
 from headrace.streams.session_store import SessionStore
 from headrace.streams.tasks import cancel_and_wait
+from headrace.streams.tracing import build_tracer
 
 LEAVE_TIMEOUT_S = 2.0
 
@@ -98,9 +99,11 @@ class Serving:
             keep_s=settings.journal_ttl_s,
         )
         self._sessions = SessionStore(self._scripts, settings.keys, ttl_s=settings.session_ttl_s)
+        worker_name = f"{socket.gethostname()}:{os.getpid()}"
+        self._tracer = build_tracer(settings, worker_name)
         self._publisher = Publisher(
             settings,
-            worker_name=f"{socket.gethostname()}:{os.getpid()}",
+            worker_name=worker_name,
             on_acknowledged=self._deliveries.on_acknowledged,
             on_failure=lambda cause: self._fail("a send to Kafka failed", cause),
         )
@@ -131,6 +134,7 @@ class Serving:
             roster=self._roster,
             isolation=asyncio.Lock(),
             kv=self._kv,
+            tracer=self._tracer,
         )
         self._intake = Intake(
             parts,
@@ -138,6 +142,7 @@ class Serving:
             self._deliveries,
             tasks,
             max_open=max(64, 4 * settings.max_batch_size),
+            for_comparison=settings.answers_apart,
         )
         self._app = build_app(settings, self._lease)
         connect_agents(self._app, settings.topics, self._intake)
@@ -159,6 +164,11 @@ class Serving:
         self._handed_over = False
         self._background: list[asyncio.Task[None]] = []
         self._watch_metrics()
+        metrics.describe(
+            model=parts.model.name,
+            dtype=str(loaded.layout.dtype).removeprefix("torch."),
+            fingerprint=loaded.fingerprint,
+        )
 
     def _redis_tier(self) -> RedisTier | None:
         settings = self._settings
@@ -283,11 +293,14 @@ class Serving:
             kv_usage=lambda: self._engine.kv_usage,
         )
         self._metrics.watch_oldest(self._oldest_s)
+        topics = self._settings.topics
+        self._metrics.count_ignored_of((topics.requests, topics.control))
 
     def _oldest_s(self) -> dict[int, float]:
-        now_s = time.monotonic()
-        topic = self._settings.topics.requests
-        return {
+        """Of each owned request partition; 0 where nothing is unfinished."""
+        now_s, topic = time.monotonic(), self._settings.topics.requests
+        owned = {place.partition: 0.0 for place in self._member.places if place.topic == topic}
+        return owned | {
             place.partition: now_s - taken_s
             for place, taken_s in self._ledger.oldest_open().items()
             if place.topic == topic
@@ -359,6 +372,8 @@ class Serving:
             parts.append(("Faust", self._app.stop))
         if not self._handed_over:
             parts.insert(0, ("roster", self._roster.sign_off))
+        if self._tracer is not None:
+            parts.append(("traces", self._tracer.close))
         for what, close in parts:
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):

@@ -35,14 +35,15 @@ ENGINE = (
 )
 WORKER = (
     *("redis", "group", "metrics_port", "drain_timeout_s", "session_timeout_s"),
-    *("group_instance_id", "journal_ttl_s", "session_ttl_s", "max_request_bytes"),
+    *("answer_prefix", "group_instance_id", "journal_ttl_s", "session_ttl_s", "max_request_bytes"),
+    "traces",
 )
 HTTP = ("http_host", "http_port", "api_keys_file")
 
 WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
 GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
-OF_ONE_WORKER = ("metrics_port", "group_instance_id")
-"""`up` has several."""
+OF_ONE_WORKER = ("metrics_port", "group_instance_id", "answer_prefix")
+"""`up` has several, and a gateway that reads their answers."""
 
 UP_FLAGS = tuple(
     name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name not in OF_ONE_WORKER

@@ -3,12 +3,14 @@
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headrace.consumers.auth import check_bind
+from headrace.deploy.autoscale.policy import MAX_WORKERS, Policy, parse_bounds
 from headrace.deploy.commands.options import (
     KAFKA,
     LOG,
@@ -30,13 +32,34 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog=examples(
         "headrace up",
         "headrace up --workers 2 --http-port 8000",
+        "headrace up --autoscale 0..4 --autoscale-target 20",
         "HEADRACE_KAFKA=broker:9092 headrace up",
     )
 )
 @with_settings(*UP_FLAGS, errors_only=True)
 def up(
     settings: Settings,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=MAX_WORKERS, help="Worker processes; default 1.")
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN..MAX", help="As many workers as the backlog needs, in place of --workers."
+        ),
+    ] = None,
+    autoscale_target: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=86_400, help="Seconds of backlog aimed at; default 10."),
+    ] = None,
+    autoscale_window: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="Seconds that fewer workers must have been enough before one goes; default 60.",
+        ),
+    ] = None,
     partitions: Annotated[
         int, typer.Option(min=1, max=10_000, help="Partitions of topics that are created.")
     ] = 12,
@@ -57,8 +80,25 @@ def up(
     conversations are kept for the next time.
     """
     check_bind(settings)
-    options = UpOptions(workers, partitions, data_dir, ephemeral)
+    policy = _policy(autoscale, autoscale_target, autoscale_window)
+    if policy is not None and workers is not None:
+        raise typer.BadParameter("--workers and --autoscale are one or the other")
+    options = UpOptions(workers or 1, policy, partitions, data_dir, ephemeral)
     return run_up(settings, options, on_ready=show_ready)
+
+
+def _policy(bounds: str | None, target_s: float | None, window_s: float | None) -> Policy | None:
+    if bounds is None:
+        if target_s is not None or window_s is not None:
+            raise typer.BadParameter("--autoscale-target and -window need --autoscale MIN..MAX")
+        return None
+    try:
+        policy = Policy(*parse_bounds(bounds))
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--autoscale") from problem
+    if target_s is not None:
+        policy = replace(policy, target_s=target_s)
+    return policy if window_s is None else replace(policy, window_s=window_s)
 
 
 def show_ready(stack: Stack) -> None:
@@ -85,12 +125,20 @@ def ready_lines(stack: Stack) -> list[str]:
         "chat page": f"http://{host}:{settings.http_port}/",
         "Kafka": settings.kafka,
         "Redis": _URL_PASSWORD.sub("://***@", settings.redis),
-        "workers": f"pid {', '.join(map(str, stack.worker_pids))}",
+        "workers": _workers_text(stack),
+        **({"metrics": stack.autoscaler_metrics} if stack.autoscaler_metrics else {}),
         "logs": str(stack.log_dir),
         "ask": " ".join([_ASK, *_flags_to_reach(settings)]),
         "stop": "Ctrl-C",
     }
     return [f"{name:10} {value}" for name, value in rows.items()]
+
+
+def _workers_text(stack: Stack) -> str:
+    pids = f"pid {', '.join(map(str, stack.worker_pids))}" if stack.worker_pids else "none yet"
+    if stack.autoscale is None:
+        return pids
+    return f"{stack.autoscale.min_workers} to {stack.autoscale.max_workers}, by lag; {pids}"
 
 
 def _flags_to_reach(settings: Settings) -> list[str]:

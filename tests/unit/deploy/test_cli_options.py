@@ -12,7 +12,7 @@ from headrace.deploy.commands import options
 from headrace.deploy.commands.options import flag_name, with_settings
 from headrace.deploy.local_services import changed
 from headrace.deploy.logging import mask_secrets
-from headrace.deploy.up import Stack, _gateway, _worker
+from headrace.deploy.programs import gateway_program, worker_program
 from headrace.schemas.settings import Settings, load_settings
 
 
@@ -85,8 +85,9 @@ def test_children_of_up_get_what_was_given_with_absolute_paths(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADRACE_KAFKA_PASSWORD", "hunter2")
     given = load_settings(kafka_ca_file="ca.pem", api_keys_file="keys.json", group="g", threads=3)
-    stack = Stack(changed(given, http_port=8080), tmp_path, [])
-    worker, gateway = _worker(stack, 1, 2), _gateway(stack)
+    settings = changed(given, http_port=8080)
+    worker = worker_program(settings, tmp_path, 1, 2)
+    gateway = gateway_program(settings, tmp_path)
     assert f"--kafka-ca-file={tmp_path / 'ca.pem'}" in worker.args
     assert f"--api-keys-file={tmp_path / 'keys.json'}" in gateway.args
     assert {"--group=g", "--threads=3", f"--metrics-port={worker.ready_port}"} <= set(worker.args)
@@ -96,9 +97,10 @@ def test_children_of_up_get_what_was_given_with_absolute_paths(
 
 def test_workers_of_one_machine_share_its_cores(tmp_path: Path) -> None:
     """Unless somebody says otherwise: else each would take them all."""
-    stack = Stack(load_settings(), tmp_path, [])
-    assert "--threads=1" in _worker(stack, 1, 10_000).args
-    assert not any(word.startswith("--threads") for word in _worker(stack, 1, 1).args)
+    settings = load_settings()
+    assert "--threads=1" in worker_program(settings, tmp_path, 1, 10_000).args
+    alone = worker_program(settings, tmp_path, 1, 1)
+    assert not any(word.startswith("--threads") for word in alone.args)
 
 
 def test_logs_hold_no_credentials() -> None:

@@ -1,0 +1,66 @@
+"""From a dump back into topics: the same bytes, partitions and times.
+
+Owns the checks before the first record is written. Offsets are the topic's own.
+"""
+
+from pathlib import Path
+
+from headrace.deploy.counted import Counted
+from headrace.deploy.replaying.dump_file import DumpContents, check_dump, read_dump
+from headrace.producers.outgoing import OutgoingRecord
+from headrace.producers.record_writer import RecordWriter, writing
+from headrace.schemas.dump import Kind
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.settings import Settings
+from headrace.schemas.topics import Topics
+
+
+class TooFewPartitionsError(HeadraceError):
+    """A topic cannot take what a dump holds."""
+
+    def __init__(self, topic: str, found: int, needed: int) -> None:
+        super().__init__(topic, found, needed)
+        self.topic, self.found, self.needed = topic, found, needed
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has {self.found} partitions, the dump needs {self.needed}"
+
+
+async def restore(settings: Settings, path: Path) -> DumpContents:
+    """Write all records of a dump into the topics of `settings`, which must be there.
+
+    The dump is read as a whole before anything is written.
+    Raises: DumpError, OSError, TopicMissingError, TooFewPartitionsError, UnavailableError,
+    ProduceError. Delivery: once each; a second call writes them a second time.
+    """
+    contents = check_dump(path)
+    async with writing(settings) as writer:
+        await _check_topics(writer, settings.topics, contents)
+        with Counted("restoring", contents.counts.total()) as progress:
+            for record in read_dump(path):
+                topic = topic_of(settings.topics, record.kind)
+                outgoing = OutgoingRecord(
+                    topic, record.key, record.value, record.headers, record.partition
+                )
+                time_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
+                await writer.write(outgoing, timestamp_ms=time_ms)
+                progress.advance()
+        await writer.flush()
+    return contents
+
+
+async def _check_topics(writer: RecordWriter, topics: Topics, contents: DumpContents) -> None:
+    for kind, needed in contents.partitions.items():
+        topic = topic_of(topics, kind)
+        found = await writer.num_partitions(topic)
+        if found < needed:
+            raise TooFewPartitionsError(topic, found, needed)
+
+
+def topic_of(topics: Topics, kind: Kind) -> str:
+    """The topic for records of this kind."""
+    return {
+        "request": topics.requests,
+        "response": topics.responses,
+        "control": topics.control,
+    }[kind]

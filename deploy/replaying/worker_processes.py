@@ -1,0 +1,56 @@
+"""The worker processes of a replay or a shadow: started, kept running, and drained at the end.
+
+Owns how long they run; one process's life is `supervisor`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from headrace.deploy.console import note
+from headrace.deploy.local_services import changed
+from headrace.deploy.programs import worker_program
+from headrace.deploy.progress import ModelProgress
+from headrace.deploy.supervisor import Supervised
+from headrace.models.store import resolve_model
+from headrace.schemas.errors import SettingsError
+from headrace.schemas.settings import Settings
+
+STOP_GRACE_S = 5.0
+"""On top of the drain timeout, before a worker that does not end is killed."""
+
+
+def with_model(settings: Settings) -> Settings:
+    """Fetch the model; a folder becomes an absolute path, because the workers run elsewhere."""
+    with ModelProgress(settings.model) as progress:
+        found = resolve_model(settings.model, on_progress=progress.show)
+    given = Path(settings.model).expanduser()
+    return changed(settings, model=str(given.resolve())) if found == given else settings
+
+
+@asynccontextmanager
+async def running_workers(settings: Settings, number: int, log_dir: Path) -> AsyncIterator[None]:
+    """`number` workers around a block, which begins when all are ready.
+
+    Raises: ServiceStartError when one does not start; SettingsError.
+    """
+    if settings.group_instance_id is not None and number > 1:
+        raise SettingsError("HEADRACE_GROUP_INSTANCE_ID names one worker, and these are several")
+    supervised = [
+        Supervised(
+            worker_program(settings, log_dir, index, number),
+            stop_timeout_s=settings.drain_timeout_s + STOP_GRACE_S,
+            on_restart=note,
+        )
+        for index in range(1, number + 1)
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one.run(), name=one.program.name) for one in supervised]
+        if supervised:
+            note(f"starting {number} worker{'' if number == 1 else 's'}")
+        for one in supervised:
+            await one.ready.wait()
+        yield
+        for task in running:
+            task.cancel()

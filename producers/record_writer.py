@@ -1,0 +1,139 @@
+"""Writes records as they are: key, value, headers, partition, and time if one is given.
+
+Owns a Kafka producer, the order within a partition, and how much may be unacknowledged. Does not
+know what the records are.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from headrace.producers.outgoing import OutgoingRecord
+from headrace.producers.request_producer import ProduceError, TopicMissingError
+from headrace.schemas.errors import UnavailableError
+from headrace.schemas.settings import Settings
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+TOPIC_TIMEOUT_S = 5.0
+ACK_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+MAX_UNACKNOWLEDGED = 500
+"""Enough to fill batches of usual requests."""
+
+_log = structlog.get_logger(__name__)
+
+
+class RecordWriter:
+    """Hands records to an idempotent producer, in order, without waiting for each.
+
+    Delivery: one record per `write`; after an error what was written before may or may not stand.
+    """
+
+    def __init__(self, settings: Settings, producer: AIOKafkaProducer) -> None:
+        self._settings, self._producer = settings, producer
+        self._room = asyncio.Semaphore(MAX_UNACKNOWLEDGED)
+        self._problem: BaseException | None = None
+
+    async def num_partitions(self, topic: str) -> int:
+        """How many partitions `topic` has. Raises: TopicMissingError."""
+        try:
+            async with asyncio.timeout(TOPIC_TIMEOUT_S):
+                return len(await self._producer.partitions_for(topic))
+        except (TimeoutError, KafkaError) as problem:
+            what = f"topic {topic} at {self._settings.kafka}"
+            raise TopicMissingError(what, TOPIC_TIMEOUT_S) from problem
+
+    async def write(self, record: OutgoingRecord, *, timestamp_ms: int | None = None) -> None:
+        """Hand a record over; its time is now unless one is given.
+
+        Raises: UnavailableError, ProduceError: for this record or an earlier one.
+        Cancel: the record may have been written.
+        """
+        await self._within(self._room.acquire())
+        self._check()
+        send = self._producer.send(
+            record.topic,
+            record.value,
+            record.key,
+            record.partition,
+            timestamp_ms=timestamp_ms,
+            headers=list(record.headers),
+        )
+        try:
+            written = await self._within(send)
+        except BaseException:
+            self._room.release()
+            raise
+        written.add_done_callback(self._on_done)
+
+    async def flush(self) -> None:
+        """Wait until all is acknowledged. Raises: UnavailableError, ProduceError."""
+        await self._within(self._producer.flush())
+        self._check()
+
+    def _on_done(self, written: "asyncio.Future[object]") -> None:
+        self._room.release()
+        if not written.cancelled():
+            self._problem = self._problem or written.exception()
+
+    def _check(self) -> None:
+        if self._problem is not None:
+            raise self._translated(self._problem) from self._problem
+
+    async def _within(self, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(ACK_TIMEOUT_S):
+                return await work
+        except (TimeoutError, KafkaError) as problem:
+            raise self._translated(problem) from problem
+
+    def _translated(self, problem: BaseException) -> UnavailableError | ProduceError:
+        retriable = isinstance(problem, KafkaError) and problem.retriable
+        if retriable or isinstance(problem, TimeoutError | KafkaConnectionError):
+            return UnavailableError(f"Kafka at {self._settings.kafka}", ACK_TIMEOUT_S)
+        return ProduceError(f"Kafka refused a record: {problem!r}")
+
+
+@asynccontextmanager
+async def writing(settings: Settings) -> AsyncIterator[RecordWriter]:
+    """A writer around a block; what is still buffered at its end is sent. Raises:
+    UnavailableError.
+    """
+    producer = AIOKafkaProducer(
+        **settings.kafka_options(),
+        client_id="headrace-replay",
+        acks="all",
+        enable_idempotence=True,
+        max_request_size=settings.max_response_bytes,
+        request_timeout_ms=int(ACK_TIMEOUT_S * 1000),
+    )
+    try:
+        await _start(producer, settings)
+        yield RecordWriter(settings, producer)
+    finally:
+        await _stop(producer)
+
+
+async def _start(producer: AIOKafkaProducer, settings: Settings) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await producer.start()
+    except (TimeoutError, KafkaError) as problem:
+        raise UnavailableError(f"Kafka at {settings.kafka}", CONNECT_TIMEOUT_S) from problem
+
+
+async def _stop(producer: AIOKafkaProducer) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await producer.stop()
+    except TimeoutError:
+        _log.warning("producer.stop_timed_out", timeout_s=STOP_TIMEOUT_S)
+        await producer.client.close()
