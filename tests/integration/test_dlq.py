@@ -151,6 +151,17 @@ async def test_a_retry_too_large_for_the_requests_is_refused_and_the_next_one_go
         await retrying.resubmit(small.retry(settings.topics.requests))
 
 
+async def ended_at(settings: Settings, end: int) -> None:
+    """Wait for the marker: a transaction's end is acknowledged before it is written."""
+    part = TopicPartition(settings.topics.dlq, 0)
+    async with (
+        kafka_reader.reading(settings, max_partition_fetch_bytes=1000) as consumer,
+        asyncio.timeout(10),
+    ):
+        while (await consumer.end_offsets([part]))[part] != end:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.05)
+
+
 async def test_reading_ends_at_the_end_it_saw_also_behind_markers(settings: Settings) -> None:
     """Aborted records and transaction markers are no letters; later ones are not waited for."""
     topic = settings.topics.dlq
@@ -160,6 +171,7 @@ async def test_reading_ends_at_the_end_it_saw_also_behind_markers(settings: Sett
             await other.begin_transaction()
             await other.send_and_wait(topic, b"aborted", partition=0)
             await other.abort_transaction()
+        await ended_at(settings, 3)
         async with reading_dlq(settings) as reader:
             assert [one.record.value async for one in reader.letters()] == [b"{"]
             await producer.send_and_wait(topic, b"later", partition=0)
