@@ -4,7 +4,7 @@ Owns the aiokafka client's life cycle and the translation of its errors. Knows n
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -56,10 +56,20 @@ async def open_consumer(
         request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000),
         **settings.kafka_options(),
     )
-    # NOTE: aiokafka leaks its first connection if `start` is cancelled, so it runs to its end or
-    # its own timeout, and is awaited on every path. Its `stop` raises CancelledError if the tasks
-    # that it started never took their first step: hence the sleep.
-    starting = asyncio.create_task(consumer.start(), name="kafka.start")
+    await start_or_close(consumer.start(), lambda: close_consumer(consumer))
+    return consumer
+
+
+async def start_or_close(
+    start: Coroutine[Any, Any, None], close: Callable[[], Awaitable[None]]
+) -> None:
+    """Start one of aiokafka's clients; it is closed where that fails. Raises: UnavailableError.
+
+    NOTE: aiokafka leaks its first connection if `start` is cancelled, so it runs to its end or its
+    own timeout, and is awaited on every path. Its `stop` raises CancelledError if the tasks that it
+    started never took their first step: hence the sleep.
+    """
+    starting = asyncio.create_task(start, name="kafka.start")
     try:
         await bounded("connect", asyncio.shield(starting))
         await asyncio.sleep(0)
@@ -69,9 +79,8 @@ async def open_consumer(
         await asyncio.wait({starting})
         if not starting.cancelled():
             starting.exception()  # the one that is raised here says it
-        await close_consumer(consumer)
+        await close()
         raise
-    return consumer
 
 
 async def close_consumer(consumer: Any) -> None:

@@ -20,6 +20,7 @@ from headrace.consumers.kafka_reader import (
     bounded,
     close_consumer,
     open_consumer,
+    start_or_close,
 )
 from headrace.consumers.lag_backlog import Place
 from headrace.schemas.errors import UnavailableError
@@ -203,18 +204,7 @@ async def _open_admin(settings: Settings) -> Any:
     admin = AIOKafkaAdminClient(
         **settings.kafka_options(), request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000)
     )
-    # NOTE: as a consumer's start, it leaks its first connection if it is cancelled
-    starting = asyncio.create_task(admin.start(), name="kafka.admin")
-    try:
-        await bounded("connect", asyncio.shield(starting))
-    except BaseException:
-        await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
-        starting.cancel()
-        await asyncio.wait({starting})
-        if not starting.cancelled():
-            starting.exception()  # the one that is raised here says it
-        await _close_client(admin.close)
-        raise
+    await start_or_close(admin.start(), lambda: _close_client(admin.close))
     return admin
 
 

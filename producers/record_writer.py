@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from headrace.producers.outgoing import OutgoingRecord
+from headrace.producers.outgoing import OutgoingRecord, close_producer
 from headrace.producers.request_producer import ProduceError, TopicMissingError
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
@@ -23,12 +22,9 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 TOPIC_TIMEOUT_S = 5.0
 ACK_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 5.0
 
 MAX_UNACKNOWLEDGED = 500
 """Enough to fill batches of usual requests."""
-
-_log = structlog.get_logger(__name__)
 
 
 class RecordWriter:
@@ -119,7 +115,7 @@ async def writing(settings: Settings) -> AsyncIterator[RecordWriter]:
         await _start(producer, settings)
         yield RecordWriter(settings, producer)
     finally:
-        await _stop(producer)
+        await close_producer(producer)
 
 
 async def _start(producer: AIOKafkaProducer, settings: Settings) -> None:
@@ -128,12 +124,3 @@ async def _start(producer: AIOKafkaProducer, settings: Settings) -> None:
             await producer.start()
     except (TimeoutError, KafkaError) as problem:
         raise UnavailableError(f"Kafka at {settings.kafka}", CONNECT_TIMEOUT_S) from problem
-
-
-async def _stop(producer: AIOKafkaProducer) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await producer.stop()
-    except TimeoutError:
-        _log.warning("producer.stop_timed_out", timeout_s=STOP_TIMEOUT_S)
-        await producer.client.close()

@@ -21,7 +21,7 @@ from aiokafka.errors import (
     UnknownProducerId,
 )
 
-from headrace.producers.outgoing import OutgoingRecord
+from headrace.producers.outgoing import OutgoingRecord, close_producer
 from headrace.schemas.control import decode_control
 from headrace.schemas.dead_letter import Retry
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
@@ -33,7 +33,6 @@ CONNECT_TIMEOUT_S = 10.0
 CONNECT_PAUSE_S = 0.5
 TOPIC_TIMEOUT_S = 5.0
 PRODUCE_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +79,7 @@ class RequestProducer:
         try:
             await self._require_topic(producer, self._settings.topics.requests)
         except BaseException:
-            await _close(producer)
+            await close_producer(producer)
             raise
         self._producer = producer
 
@@ -88,7 +87,7 @@ class RequestProducer:
         """Hand over what is still buffered, for at most 5 s, and disconnect. Safe to call twice."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await _close(producer)
+            await close_producer(producer)
 
     async def submit(
         self,
@@ -244,7 +243,7 @@ class RequestProducer:
         async with self._replacing:
             if self._producer is broken:
                 self._producer = await self._connect()
-                await _close(broken)
+                await close_producer(broken)
             if self._producer is None:
                 raise UnavailableError(self._broker, CONNECT_TIMEOUT_S)
             return self._producer
@@ -258,10 +257,10 @@ class RequestProducer:
                         await producer.start()
                         return producer
                     except KafkaConnectionError:
-                        await _close(producer)
+                        await close_producer(producer)
                         await asyncio.sleep(CONNECT_PAUSE_S)
                     except BaseException:
-                        await _close(producer)
+                        await close_producer(producer)
                         raise
         except TimeoutError as problem:
             raise UnavailableError(self._broker, CONNECT_TIMEOUT_S) from problem
@@ -288,12 +287,3 @@ def _encode(body: dict[str, Any]) -> bytes:
 
 def _refused(record: OutgoingRecord, problem: KafkaError) -> ProduceError:
     return ProduceError(f"Kafka refused a record for {record.topic}: {problem!r}")
-
-
-async def _close(producer: AIOKafkaProducer) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await producer.stop()
-    except TimeoutError:
-        _log.warning("producer.stop_timed_out", timeout_s=STOP_TIMEOUT_S)
-        await producer.client.close()
