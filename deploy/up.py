@@ -200,13 +200,7 @@ class _Processes:
         policy, settings = self._options.autoscale, running.settings
         if policy is None:
             return running
-        scaler = Scaler(
-            policy,
-            self._fleet,
-            LagService(settings),
-            requests=settings.topics.requests,
-            full_rows=settings.max_batch_size,
-        )
+        scaler = Scaler(policy, self._fleet, LagService(settings), settings)
         port = settings.metrics_port or free_port()
         stack.enter_context(served(scaler.metrics, _METRICS_HOST, port))
         tasks.create_task(scaler.run(tasks, note), name="up.scaler")

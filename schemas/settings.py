@@ -162,6 +162,11 @@ class Settings(BaseSettings):
         return 2 * self.max_record_bytes
 
     @property
+    def max_open_requests(self) -> int:
+        """What a worker takes from Kafka: a batch that runs and three behind it; the rest waits."""
+        return max(64, 4 * self.max_batch_size)
+
+    @property
     def topics(self) -> Topics:
         return Topics(self.topic_prefix, self.answer_prefix)
 

@@ -141,7 +141,7 @@ class Serving:
             self._ledger,
             self._deliveries,
             tasks,
-            max_open=max(64, 4 * settings.max_batch_size),
+            max_open=settings.max_open_requests,
             for_comparison=settings.answers_apart,
         )
         self._app = build_app(settings, self._lease)

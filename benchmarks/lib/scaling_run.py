@@ -78,13 +78,7 @@ class ScalingRun:
             stop_timeout_s=settings.drain_timeout_s,
             on_note=part.say,
         )
-        self._scaler = Scaler(
-            policy,
-            self._fleet,
-            LagService(settings),
-            requests=settings.topics.requests,
-            full_rows=settings.max_batch_size,
-        )
+        self._scaler = Scaler(policy, self._fleet, LagService(settings), settings)
 
     async def ask(self, count: int, max_tokens: int) -> None:
         """Requests in sessions of their own, one after the other."""

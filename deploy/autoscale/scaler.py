@@ -17,9 +17,7 @@ from headrace.deploy.autoscale.scrape import read_counters
 from headrace.deploy.autoscale.speed import Counters, SpeedMeter
 from headrace.deploy.autoscale.work_left import WorkLeft
 from headrace.schemas.errors import HeadraceError
-
-MIN_OPEN, OPEN_PER_ROW = 64, 4
-"""What a worker holds at most: see `max_open` in streams/serving.py."""
+from headrace.schemas.settings import Settings
 
 
 class LagSource(Protocol):
@@ -35,17 +33,14 @@ class LagSource(Protocol):
 class Scaler:
     """Keeps a fleet as large as the lag asks for."""
 
-    def __init__(
-        self, policy: Policy, fleet: Fleet, lag: LagSource, *, requests: str, full_rows: int
-    ) -> None:
-        """`requests`: the requests topic; `full_rows`: a worker's `MAX_BATCH_SIZE`."""
-        full_open = max(MIN_OPEN, OPEN_PER_ROW * full_rows)
+    def __init__(self, policy: Policy, fleet: Fleet, lag: LagSource, settings: Settings) -> None:
+        """`settings`: those of the workers."""
         self.metrics = AutoscalerMetrics()
         self.latest: Lag | None = None
         self._policy, self._fleet, self._source = policy, fleet, lag
-        self._requests = requests
-        self._autoscaler, self._speed = Autoscaler(policy), SpeedMeter(full_rows)
-        self._left = WorkLeft(full_open)
+        self._requests = settings.topics.requests
+        self._autoscaler, self._speed = Autoscaler(policy), SpeedMeter(settings.max_batch_size)
+        self._left = WorkLeft(settings.max_open_requests)
         self._counters: dict[tuple[Member, int | None], Counters] = {}
         self._is_blind = False
 

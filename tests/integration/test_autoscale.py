@@ -30,7 +30,7 @@ async def test_workers_come_with_the_requests_and_go_after_them(
         on_note=said.append,
     )
     lag = LagService(settings)
-    scaler = Scaler(QUICK, fleet, lag, requests=settings.topics.requests, full_rows=32)
+    scaler = Scaler(QUICK, fleet, lag, settings)
     body = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 64}
     names = [await pipeline.ask(body, key=f"s{n}") for n in range(8)]
     async with asyncio.TaskGroup() as tasks:

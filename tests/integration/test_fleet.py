@@ -15,6 +15,7 @@ from headrace.deploy.autoscale.scaler import Scaler
 from headrace.deploy.processes import ServiceStartError, free_port
 from headrace.deploy.supervisor import Program
 from headrace.schemas.errors import UnavailableError
+from headrace.schemas.settings import Settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -162,9 +163,10 @@ class ScriptedLag:
     async def read(self) -> Lag:
         if self.tokens is None:
             raise UnavailableError("Kafka", 1.0)
-        one = PartitionLag("r", 0, self.tokens // 100, 0.0, self.tokens, None, 0, 100)
+        one = PartitionLag("r.requests", 0, self.tokens // 100, 0.0, self.tokens, None, 0, 100)
         return Lag(
-            (one, PartitionLag("r", 1, 0, 0.0, 0, None, 0, 0)), asyncio.get_running_loop().time()
+            (one, PartitionLag("r.requests", 1, 0, 0.0, 0, None, 0, 0)),
+            asyncio.get_running_loop().time(),
         )
 
 
@@ -172,7 +174,7 @@ async def test_the_scaler_adds_says_why_and_stays_blind_without_harm(tmp_path: P
     """One line for each change, and one for an outage however long it is."""
     said: list[str] = []
     fleet, lag = fleet_of(tmp_path), ScriptedLag()
-    scaler = Scaler(Policy(0, 4), fleet, lag, requests="r", full_rows=8)
+    scaler = Scaler(Policy(0, 4), fleet, lag, Settings(topic_prefix="r", max_batch_size=8))
     async with ended_at_last() as tasks:
         assert (await scaler.step(tasks, said.append)).desired == 0
         lag.tokens = 4200
