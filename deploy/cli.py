@@ -4,14 +4,16 @@ Loads a command's module only when that command is asked for: `--help` does not 
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
 
+import atexit
 import logging
 import os
 import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -195,9 +197,23 @@ def _end_quietly() -> int:
     return DONE
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `headrace` program."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "torch" in sys.modules:
+        _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's last steps, in which libraries that torch brings write some
+    hundred lines about leaks of theirs.
+    """
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,9 @@ async def test_killing_up_leaves_no_process(tiny_model_dir: Path, topic_prefix: 
 async def test_conversations_survive_a_restart(
     tiny_model_dir: Path, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The same data folder: the second run knows the session, so it has one turn more."""
+    """The same data folder: the second run knows the session, so it has one turn more. And workers
+    that end in order say nothing of libraries' leaks.
+    """
     flags = ("--data-dir", str(tmp_path / "up"))
     ask = ("Hello", "--session", "s1", "--max-tokens", "4", "--json")
     prompts = []
@@ -154,6 +156,7 @@ async def test_conversations_survive_a_restart(
             running.process.send_signal(signal.SIGTERM)
             assert await running.process.wait() == 0
     assert prompts[1] > prompts[0]
+    assert "leaked" not in (tmp_path / "up" / "worker-1.log").read_text()
 
 
 async def test_two_on_one_data_folder_are_refused(
