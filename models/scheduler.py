@@ -61,7 +61,8 @@ class Scheduler(Generic[S]):
     1. Every running row that decodes gets its token in each step. If no block is left for it, the
        running row of the lowest rank gives its blocks up and waits again (preemption by recompute;
        what it computed stays cached while there is room).
-    2. Waiting rows are admitted by rank (priority, then arrival), never out of that order, when
+    2. Waiting rows are admitted by rank (those that were begun elsewhere, as somebody reads them;
+       then by priority, then by arrival), never out of that order, when
        there are blocks for all their known tokens and one more for each row that runs already;
        without these spare ones a newcomer would be preempted again at once.
     3. What is left of the token budget goes to the prefills. Half of it belongs to the one of the
@@ -115,7 +116,8 @@ class Scheduler(Generic[S]):
                 f" the pool has {self.pool.num_blocks}",
                 is_refusal=True,
             )
-        row.rank = (-row.priority, self._num_arrived)
+        is_begun = row.num_tokens > row.num_prompt_tokens
+        row.rank = (not is_begun, -row.priority, self._num_arrived)
         self._num_arrived += 1
         self._by_key[row.key] = row
         bisect.insort(self._waiting, row, key=_rank)
@@ -363,9 +365,9 @@ def _blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_TOKENS)
 
 
-def _rank(row: TokenSequence) -> tuple[int, int]:
+def _rank(row: TokenSequence) -> tuple[bool, int, int]:
     return row.rank
 
 
 def _shortest_first(row: TokenSequence) -> tuple[int, int, int]:
-    return (-row.priority, row.num_uncomputed, row.rank[1])
+    return (-row.priority, row.num_uncomputed, row.rank[2])

@@ -38,7 +38,7 @@ class TokenSequence:
         self.max_total_tokens = max_total_tokens
         self.num_computed = 0
         self.block_ids: list[int] = []
-        self.rank = (-priority, 0)
+        self.rank = (True, -priority, 0)
         self.num_preemptions = 0
         self.cached_tokens = 0
         self.fetched_tokens = 0

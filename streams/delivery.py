@@ -148,6 +148,8 @@ class Delivery:
             if entry.start is not None:
                 self._parts.metrics.resumed.inc()
                 self._account.num_resumed = len(generation.ids)
+                if entry.ending is None and entry.ids:
+                    self._parts.resuming.begin(self)
         if entry.cancelled:
             self.cancel()
         return generation
@@ -165,6 +167,7 @@ class Delivery:
             self._parts.flusher.forget(self.generation)
             self.generation = None
         self._reuse.release()
+        self._parts.resuming.end(self)
 
     # 5. prepare
 
@@ -221,7 +224,10 @@ class Delivery:
 
     async def _admit(self, generation: Generation, session: SessionRecord, *, alone: bool) -> None:
         self._got_on.clear()
+        if not generation.ids:
+            await self._parts.resuming.give_way()
         self._in_engine = await self._admission.admit(generation, session, alone=alone)
+        self._parts.resuming.end(self)
         self._account.added()
         if alone and self._in_engine:
             await self._got_on.wait()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.models.kv.write_behind import Turn
@@ -15,6 +15,7 @@ from headrace.streams.ownership import Lease, Ownership
 from headrace.streams.preparation import ServedModel
 from headrace.streams.publisher import Publisher
 from headrace.streams.redis_scripts import Scripts
+from headrace.streams.resuming import Resuming
 from headrace.streams.roster import Roster
 from headrace.streams.session_store import SessionStore
 from headrace.streams.story import Tracer
@@ -67,6 +68,7 @@ class Parts:
     roster: Roster
     isolation: asyncio.Lock
     """Held by the one suspect that begins alone (failures.py)."""
+    resuming: Resuming = field(default_factory=Resuming)
     kv: KVTier | None = None
     """None: KV_TO_REDIS is off."""
     tracer: Tracer | None = None

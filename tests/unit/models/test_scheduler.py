@@ -119,6 +119,16 @@ def test_admission_is_by_priority_then_arrival() -> None:
     assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
 
 
+def test_what_was_begun_elsewhere_is_admitted_first() -> None:
+    """Somebody reads it already: it waited for a whole answer of those that came before."""
+    scheduler = make_scheduler(max_batch_size=1)
+    scheduler.add(sequence("new", 1, priority=3))
+    begun = sequence("begun", 1, first_id=100)
+    begun.token_ids.append(7)
+    scheduler.add(begun)
+    assert [key for key, _, _ in stepped(scheduler)] == ["begun"]
+
+
 def test_a_row_that_runs_alone_has_the_steps_to_itself() -> None:
     """It passes all others until it has its first token; they keep their blocks."""
     scheduler = make_scheduler()

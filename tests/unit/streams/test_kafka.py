@@ -3,11 +3,14 @@
 import inspect
 import math
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import faust
 import pytest
-from aiokafka import AIOKafkaProducer, OffsetAndMetadata
+from aiokafka import AIOKafkaProducer, OffsetAndMetadata, TopicPartition
 from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
@@ -16,6 +19,7 @@ from headrace.schemas.settings import Settings
 from headrace.streams.kafka import (
     METADATA_PAUSE_S,
     PipelineApp,
+    _ConsumerThread,
     _decode,
     _encode,
     build_app,
@@ -49,6 +53,44 @@ def test_a_fetch_still_takes_the_arguments_that_are_handed_on() -> None:
     """`_fetch_records` is shortened in its timeout only."""
     parameters = list(inspect.signature(AIOKafkaConsumerThread._fetch_records).parameters)
     assert parameters[:4] == ["self", "consumer", "active_partitions", "timeout"]
+
+
+class Fetched:
+    """Records of one partition, as aiokafka's fetcher keeps them."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def getall(self, max_records: int) -> list[str]:
+        taken, self._names = self._names[:max_records], self._names[max_records:]
+        return taken
+
+    def has_more(self) -> bool:
+        return bool(self._names)
+
+
+async def test_a_fetch_hands_out_a_share_of_each_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiokafka's own gives all of the first one. Streams in mid-sentence stand first in each, and
+    those of the last partition waited until the worker had room again.
+    """
+    fetcher = Fetcher.__new__(Fetcher)
+    monkeypatch.setattr("aiokafka.consumer.fetcher.FetchResult", Fetched)
+    parts = [TopicPartition("requests", number) for number in range(4)]
+    fetcher._records = {
+        part: Fetched([f"{part.partition}-{n}" for n in range(99)]) for part in parts
+    }
+    fetcher._closed = False
+    fetcher._subscriptions = SimpleNamespace(
+        reassignment_in_progress=False, fetch_context=nullcontext, is_assigned=lambda _: True
+    )
+    fetcher._wait_consume_future = None
+    consumer = SimpleNamespace(_fetcher=fetcher, _closed=False)
+    thread = _ConsumerThread.__new__(_ConsumerThread)
+    thread.consumer = SimpleNamespace(flow_active=True)
+    thread.app = SimpleNamespace(conf=SimpleNamespace(broker_max_poll_records=64))
+    found = await thread._fetch_records(consumer, set(parts), max_records=64)
+    assert {part: len(records) for part, records in found.items()} == dict.fromkeys(parts, 16)
+    assert [records[0] for records in found.values()] == ["0-0", "1-0", "2-0", "3-0"]
 
 
 def test_faust_makes_our_consumer_and_commits_nothing() -> None:

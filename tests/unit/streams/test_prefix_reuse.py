@@ -1,6 +1,7 @@
 """What a delivery does with KV state: fetch before prefill, count, keep behind the stored turn."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,25 +10,28 @@ from headrace.models.kv.write_behind import Turn
 from headrace.models.request import FinishReason, KVBlock
 from headrace.streams.intake import Intake
 from headrace.streams.prefix_reuse import KEEP_TOKENS
+from headrace.streams.resuming import GIVE_WAY_S
 from tests.unit.streams.pipeline import Pipeline, pipeline
 
 BLOCK = KVBlock(b"h" * 16, tuple(range(32)), b"data")
 
 
 class MemoryTier:
-    """Has one block for everybody; a fetch can be held."""
+    """Has one block for everybody; a fetch can be held: each, or those of `slow` token ids."""
 
     def __init__(self) -> None:
         self.fetched: list[tuple[list[int], str]] = []
         self.kept: list[Turn] = []
         self.deleted: list[Turn] = []
         self.num_held = 0
+        self.slow: list[int] | None = None
         self.open = asyncio.Event()
         self.open.set()
 
     async def fetch(self, token_ids: Sequence[int], tenant: str) -> tuple[KVBlock, ...]:
         self.fetched.append((list(token_ids), tenant))
-        await self.open.wait()
+        if self.slow in (None, list(token_ids)):
+            await self.open.wait()
         self.num_held += 1
         return (BLOCK,)
 
@@ -86,6 +90,45 @@ async def test_a_growing_answer_is_kept_so_that_another_worker_need_not_compute_
         prompt = tuple(b"hi")
         grown = [prompt + tuple(b"a" * num) for num in (0, KEEP_TOKENS, 2 * KEEP_TOKENS)]
         assert [turn.token_ids for turn in tier.kept] == grown
+
+
+async def test_a_new_request_gives_way_to_one_in_mid_sentence() -> None:
+    """Whose KV state is still being fetched: it would else take the row, for a whole answer."""
+    async with with_tier() as (pipe, tier):
+        record = await pipe.send("r1", "hi", max_tokens=50)
+        await pipe.say("r1", "ab")
+        await pipe.changes.until(lambda: "publish" in pipe.calls.of("r1"))
+        pipe.lose_partitions()
+        await pipe.until(lambda: len(pipe.deliveries) == 0)
+        tier.open.clear()
+        tier.slow = list(b"hiab")
+        pipe.assign()
+        await pipe.take(record)
+        await pipe.until(lambda: len(tier.fetched) == 2)
+        await pipe.take(replace(pipe.record("r2"), key=b"s2"))
+        await pipe.settle()
+        tier.open.set()
+        await pipe.until(lambda: len(pipe.engine.added) == 3)
+        assert [len(one.generated_ids) for one in pipe.engine.added] == [0, 2, 0]
+
+
+async def test_a_new_request_does_not_give_way_for_ever() -> None:
+    """What is in mid-sentence may hang, too."""
+    async with with_tier() as (pipe, tier):
+        record = await pipe.send("r1", "hi", max_tokens=50)
+        await pipe.say("r1", "ab")
+        await pipe.changes.until(lambda: "publish" in pipe.calls.of("r1"))
+        pipe.lose_partitions()
+        await pipe.until(lambda: len(pipe.deliveries) == 0)
+        pipe.assign()
+        tier.open.clear()
+        await pipe.take(record)
+        await pipe.until(lambda: len(tier.fetched) == 2)
+        began_s = time.monotonic()
+        await pipe.take(replace(pipe.record("r2"), key=b"s2"))
+        await pipe.until(lambda: len(tier.fetched) == 3)
+        assert time.monotonic() - began_s < 2 * GIVE_WAY_S
+        tier.open.set()
 
 
 async def test_an_answer_without_a_session_is_not_kept() -> None:
