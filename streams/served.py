@@ -47,11 +47,14 @@ def build_engine(
     )
 
 
+def short_name(model: str) -> str:
+    """An alias, or the last part of a folder or hub id."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
 def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
-    """How requests may call the model: the setting as it is,
-    and a folder's or hub id's last part.
-    """
-    short = settings.model.rstrip("/").rpartition("/")[2]
+    """How requests may call the model: the setting as it is, and its short name."""
+    short = short_name(settings.model)
     return ServedModel(
         name=short,
         aliases=frozenset({settings.model, short}),

@@ -164,11 +164,6 @@ class Serving:
         self._handed_over = False
         self._background: list[asyncio.Task[None]] = []
         self._watch_metrics()
-        metrics.describe(
-            model=parts.model.name,
-            dtype=str(loaded.layout.dtype).removeprefix("torch."),
-            fingerprint=loaded.fingerprint,
-        )
 
     def _redis_tier(self) -> RedisTier | None:
         settings = self._settings

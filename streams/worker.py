@@ -24,7 +24,7 @@ from headrace.streams.health import HealthServer
 from headrace.streams.liveness import end_with_the_loop
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.redis_scripts import Scripts, connect
-from headrace.streams.served import served_runner
+from headrace.streams.served import served_runner, short_name
 from headrace.streams.serving import Serving, WorkerFailedError
 
 START_TIMEOUT_S = 15.0
@@ -115,10 +115,14 @@ class Worker:
             model = await loaded
         finally:
             stopped.cancel()
+        dtype = str(model.layout.dtype).removeprefix("torch.")
+        self._metrics.describe(
+            model=short_name(self._settings.model), dtype=dtype, fingerprint=model.fingerprint
+        )
         log.info(
             "model loaded",
             model=self._settings.model,
-            dtype=str(model.layout.dtype).removeprefix("torch."),
+            dtype=dtype,
             fingerprint=model.fingerprint,
             s=_since(started_s),
         )

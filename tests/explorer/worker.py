@@ -65,6 +65,9 @@ class CountingMetrics:
     def watch_oldest(self, *_: object) -> None:
         """Nobody scrapes."""
 
+    def count_ignored_of(self, *_: object) -> None:
+        """Nobody scrapes."""
+
 
 class _Figure:
     def __init__(self, name: str, counts: Counter[str]) -> None:
