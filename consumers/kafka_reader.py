@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.schemas.errors import UnavailableError
@@ -25,8 +25,6 @@ one.
 
 STOP_TIMEOUT_S = 5.0
 
-METADATA_POLL_S = 0.02
-
 
 async def bounded(what: str, work: Awaitable[T], timeout_s: float = KAFKA_TIMEOUT_S) -> T:
     """`work` within `timeout_s`. Raises: UnavailableError for no answer in time and for Kafka's
@@ -36,7 +34,16 @@ async def bounded(what: str, work: Awaitable[T], timeout_s: float = KAFKA_TIMEOU
         async with asyncio.timeout(timeout_s):
             return await work
     except (TimeoutError, KafkaError) as problem:
-        raise UnavailableError(f"Kafka ({what})", timeout_s) from problem
+        raise UnavailableError(f"Kafka ({what})", timeout_s, _reason(problem)) from problem
+
+
+def _reason(problem: TimeoutError | KafkaError) -> str | None:
+    """What it was, where that was known before the time was over."""
+    if isinstance(problem, TimeoutError):
+        return None
+    if isinstance(problem, KafkaConnectionError):
+        return "cannot be reached"
+    return f"has no answer: {type(problem).__name__}"
 
 
 async def open_consumer(
@@ -56,12 +63,12 @@ async def open_consumer(
         request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000),
         **settings.kafka_options(),
     )
-    await start_or_close(consumer.start(), lambda: close_consumer(consumer))
+    await start_or_close(consumer.start(), lambda: close_consumer(consumer), settings)
     return consumer
 
 
 async def start_or_close(
-    start: Coroutine[Any, Any, None], close: Callable[[], Awaitable[None]]
+    start: Coroutine[Any, Any, None], close: Callable[[], Awaitable[None]], settings: Settings
 ) -> None:
     """Start one of aiokafka's clients; it is closed where that fails. Raises: UnavailableError.
 
@@ -71,16 +78,25 @@ async def start_or_close(
     """
     starting = asyncio.create_task(start, name="kafka.start")
     try:
-        await bounded("connect", asyncio.shield(starting))
+        async with asyncio.timeout(KAFKA_TIMEOUT_S):
+            await asyncio.shield(starting)
         await asyncio.sleep(0)
+    except (TimeoutError, KafkaError) as problem:
+        await _give_up(starting, close)
+        what = f"Kafka at {settings.kafka}"
+        raise UnavailableError(what, KAFKA_TIMEOUT_S, _reason(problem)) from problem
     except BaseException:
-        await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
-        starting.cancel()
-        await asyncio.wait({starting})
-        if not starting.cancelled():
-            starting.exception()  # the one that is raised here says it
-        await close()
+        await _give_up(starting, close)
         raise
+
+
+async def _give_up(starting: "asyncio.Task[None]", close: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
+    starting.cancel()
+    await asyncio.wait({starting})
+    if not starting.cancelled():
+        starting.exception()  # the one that is raised says it
+    await close()
 
 
 async def close_consumer(consumer: Any) -> None:
@@ -128,11 +144,10 @@ async def reading(
 async def find_partitions(consumer: Any, topic: str) -> list[Any]:
     """The topic's partitions. Raises: UnavailableError while there is no such topic."""
     try:
-        consumer.assign([TopicPartition(topic, 0)])  # makes the client ask for this topic
         async with asyncio.timeout(KAFKA_TIMEOUT_S):
-            # aiokafka has no event for fresh metadata
-            while not (numbers := consumer.partitions_for_topic(topic)):  # noqa: ASYNC110
-                await asyncio.sleep(METADATA_POLL_S)
+            # NOTE: not by assigning one, which would have no position, and aiokafka would hand that
+            # error out later, for whatever is read then
+            numbers = await consumer._client._wait_on_metadata(topic)
         return [TopicPartition(topic, number) for number in sorted(numbers)]
     except (TimeoutError, KafkaError) as problem:
         raise UnavailableError(f"Kafka (topic {topic})", KAFKA_TIMEOUT_S) from problem

@@ -204,7 +204,7 @@ async def _open_admin(settings: Settings) -> Any:
     admin = AIOKafkaAdminClient(
         **settings.kafka_options(), request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000)
     )
-    await start_or_close(admin.start(), lambda: _close_client(admin.close))
+    await start_or_close(admin.start(), lambda: _close_client(admin.close), settings)
     return admin
 
 

@@ -79,7 +79,8 @@ class LagService:
             except BaseException as problem:
                 await self._disconnect()
                 if isinstance(problem, TimeoutError):
-                    raise self._no_answer("Kafka", READ_TIMEOUT_S) from problem
+                    what = f"Kafka at {self._settings.kafka}"
+                    raise UnavailableError(what, READ_TIMEOUT_S) from problem
                 raise
 
     async def _read(self) -> Lag:
@@ -97,14 +98,8 @@ class LagService:
     async def _connected(self) -> LagKafka:
         if self._kafka is None:
             self._backlog.clear()  # the topics may be others now
-            try:
-                self._kafka = await LagKafka.open(self._settings)
-            except UnavailableError as problem:
-                raise self._no_answer(problem.what, problem.timeout_s) from problem
+            self._kafka = await LagKafka.open(self._settings)
         return self._kafka
-
-    def _no_answer(self, what: str, timeout_s: float) -> UnavailableError:
-        return UnavailableError(f"{what} at {self._settings.kafka}", timeout_s)
 
     async def _disconnect(self) -> None:
         kafka, self._kafka = self._kafka, None

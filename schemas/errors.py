@@ -85,13 +85,15 @@ class UndecodableError(RequestError):
 
 
 class UnavailableError(HeadraceError):
-    """A store or broker gave no answer within the deadline."""
+    """A store or broker gave no answer within the deadline, or said at once why it gives none."""
 
     retriable = True
 
-    def __init__(self, what: str, timeout_s: float) -> None:
-        super().__init__(what, timeout_s)
-        self.what, self.timeout_s = what, timeout_s
+    def __init__(self, what: str, timeout_s: float, reason: str | None = None) -> None:
+        super().__init__(what, timeout_s, reason)
+        self.what, self.timeout_s, self.reason = what, timeout_s, reason
 
     def __str__(self) -> str:
+        if self.reason is not None:
+            return f"{self.what} {self.reason}"
         return f"{self.what} gave no answer within {self.timeout_s:g} s"

@@ -26,17 +26,6 @@ MAX_FOLLOWED = 10_000
 FETCH_BYTES = 2**20
 
 
-class _NoAnswerError(UnavailableError):
-    """As what the reader says, with the address; the bound only where it was waited for."""
-
-    def __init__(self, address: str, problem: UnavailableError) -> None:
-        super().__init__(f"{problem.what} at {address}", problem.timeout_s)
-        self._waited = isinstance(problem.__cause__, TimeoutError)
-
-    def __str__(self) -> str:
-        return super().__str__() if self._waited else f"{self.what} gave no answer"
-
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -91,12 +80,7 @@ async def _tail(
         shown.end()
     if following.cancelled():
         return
-    try:
-        following.result()
-    except TopicMissingError:
-        raise
-    except UnavailableError as problem:
-        raise _NoAnswerError(settings.kafka, problem) from problem
+    following.result()
 
 
 async def _session_events(

@@ -336,7 +336,7 @@ async def test_tail_says_which_kafka_is_not_there(flags: tuple[str, ...]) -> Non
     code, out, err = await run(load_settings(kafka="127.0.0.1:1"), "tail", *flags)
     assert (code, out) == (1, "")
     assert err == (
-        "headrace: Kafka (connect) at 127.0.0.1:1 gave no answer: is it running? "
+        "headrace: Kafka at 127.0.0.1:1 cannot be reached: is it running? "
         "(`headrace up` starts one; --kafka / HEADRACE_KAFKA)\n"
     )
 
