@@ -22,6 +22,7 @@ from headrace.deploy.local_services import LocalServices, StackError, changed, d
 from headrace.deploy.processes import free_port, port_is_free
 from headrace.deploy.programs import gateway_program, worker_program
 from headrace.deploy.progress import ModelProgress
+from headrace.deploy.scrape_targets import TargetsFile
 from headrace.deploy.supervisor import Program, Supervised
 from headrace.deploy.topics import check_topics, ensure_topics
 from headrace.models.store import resolve_model
@@ -72,8 +73,8 @@ class Stack:
 
     worker_pids: tuple[int, ...] = ()
     autoscale: Policy | None = None
-    autoscaler_metrics: str | None = None
-    """Where the autoscaler's own metrics are."""
+    scrape_targets: Path | None = None
+    """Where Prometheus is told of all `/metrics`."""
 
 
 def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack], None]) -> int:
@@ -135,7 +136,7 @@ def _with_http_port(settings: Settings) -> Settings:
     if port and "http_port" in settings.model_fields_set:
         raise SettingsError(f"--http-port {port} is taken by another program")
     if port:
-        note(f"port {port} is taken: the web page gets another")
+        note(f"port {port} is taken: the web page gets another, see below")
     return changed(settings, http_port=free_port())
 
 
@@ -157,6 +158,8 @@ class _Processes:
         self._gateway = Supervised(
             gateway_program(settings, stack.log_dir), stop_timeout_s=stop_timeout_s, on_restart=note
         )
+        self._targets = TargetsFile(stack.log_dir)
+        self._autoscaler: str | None = None
 
     async def run(self, on_ready: Callable[[Stack], None]) -> None:
         """Start all, report, and return when all are drained after a signal.
@@ -174,7 +177,11 @@ class _Processes:
                     tasks.create_task(self._until_stop(), name="up.stop")
                     tasks.create_task(self._watch_services(), name="up.watch")
                     await self._start(tasks, workers)
-                    running = replace(self._stack, worker_pids=self._worker_pids())
+                    running = replace(
+                        self._stack,
+                        worker_pids=self._worker_pids(),
+                        scrape_targets=self._targets.path,
+                    )
                     on_ready(self._autoscaled(running, tasks, stack))
         except BaseExceptionGroup as group:
             _, failed = group.split(_StopRequested)
@@ -204,8 +211,8 @@ class _Processes:
         port = settings.metrics_port or free_port()
         stack.enter_context(served(scaler.metrics, _METRICS_HOST, port))
         tasks.create_task(scaler.run(tasks, note), name="up.scaler")
-        url = f"http://{_METRICS_HOST}:{port}/metrics"
-        return replace(running, autoscale=policy, autoscaler_metrics=url)
+        self._autoscaler = f"{_METRICS_HOST}:{port}"
+        return replace(running, autoscale=policy)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():
@@ -224,4 +231,15 @@ class _Processes:
     async def _watch_services(self) -> None:
         while True:
             self._services.require_alive()
+            programs = [member.supervised.program for member in self._fleet.members]
+            self._targets.write(
+                workers=map(_address, programs),
+                gateway=_address(self._gateway.program),
+                autoscaler=self._autoscaler,
+            )
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _address(program: Program) -> str:
+    host = program.ready_host
+    return f"[{host}]:{program.ready_port}" if ":" in host else f"{host}:{program.ready_port}"

@@ -126,7 +126,7 @@ def ready_lines(stack: Stack) -> list[str]:
         "Kafka": settings.kafka,
         "Redis": _URL_PASSWORD.sub("://***@", settings.redis),
         "workers": _workers_text(stack),
-        **({"metrics": stack.autoscaler_metrics} if stack.autoscaler_metrics else {}),
+        **({"metrics": f"all in {stack.scrape_targets}"} if stack.scrape_targets else {}),
         "logs": str(stack.log_dir),
         "ask": " ".join([_ASK, *_flags_to_reach(settings)]),
         "stop": "Ctrl-C",

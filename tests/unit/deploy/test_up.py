@@ -43,12 +43,12 @@ def test_the_name_of_one_worker_is_refused_for_several() -> None:
 
 
 def test_a_scaled_stack_says_so_when_it_is_ready() -> None:
-    """No worker may run yet; where the autoscaler's metrics are is said, too."""
-    url = "http://127.0.0.1:20000/metrics"
-    stack = Stack(load_settings(), Path("logs"), [], (), Policy(0, 4), url)
+    """No worker may run yet; where all metrics are is said, too."""
+    targets = Path("logs/prometheus-targets.json")
+    stack = Stack(load_settings(), Path("logs"), [], (), Policy(0, 4), targets)
     lines = ready_lines(stack)
     assert "workers    0 to 4, by lag; none yet" in lines
-    assert f"metrics    {url}" in lines
+    assert f"metrics    all in {targets}" in lines
 
 
 def test_workers_share_the_cores_by_the_most_that_there_may_be() -> None:
