@@ -10,11 +10,16 @@ T = TypeVar("T")
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end even if the caller is cancelled meanwhile, then re-raise.
 
-    Cancel: delayed until `work` is over.
+    Cancel: delayed until `work` is over, however often it is asked for.
     """
     task = asyncio.create_task(work, name="despite-cancel")  # awaited on every path
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as problem:
+            cancelled = problem
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result

@@ -135,7 +135,8 @@ class PartitionBacklog:
         if self._behind_since_ms is None:
             self._behind_since_ms = now_ms
         first_ms = self._records[0].timestamp_ms if self._records else -1
-        known_ms = first_ms if first_ms >= 0 else self._behind_since_ms
+        # -1: it has none; 0: a producer that sets none, and not one of 1970
+        known_ms = first_ms if first_ms > 0 else self._behind_since_ms
         return max(0, now_ms - known_ms) / 1000  # a producer's clock may be ahead
 
     def _drop(self) -> None:

@@ -119,16 +119,23 @@ async def delete_group(settings: Settings, group: str) -> None:
     Raises: UnavailableError (no answer within 30 s), TopicsError (Kafka says no).
     """
     async with _admin(settings) as admin:
-        coordinator = await admin.find_coordinator(group)
-        while True:
-            # NOTE: aiokafka's admin client knows the request and has no method for it
-            answer = await admin._send_request(DeleteGroupsRequest([group]), coordinator)
-            ((_, code),) = answer.results
-            if code in (0, GroupIdNotFound.errno):
-                return
-            if code != NonEmptyGroup.errno:  # of a member that was killed it hears later
-                raise TopicsError(f"group {group} was not deleted: {for_code(code).description}")
+        while (problem := await _refusal(admin, group)) is not None:
+            # of a member that was killed it hears later
+            if not (problem.retriable or isinstance(problem, NonEmptyGroup)):
+                raise TopicsError(f"group {group} was not deleted: {problem.description}")
             await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _refusal(admin: Any, group: str) -> KafkaError | None:
+    """Ask once; why the group is still there. Its coordinator may move meanwhile."""
+    try:
+        coordinator = await admin.find_coordinator(group)
+        # NOTE: aiokafka's admin client knows the request and has no method for it
+        answer = await admin._send_request(DeleteGroupsRequest([group]), coordinator)
+    except KafkaError as problem:
+        return problem
+    ((_, code),) = answer.results
+    return None if code in (0, GroupIdNotFound.errno) else for_code(code)()
 
 
 def differences(states: list[TopicState], co_partitioned: tuple[str, ...]) -> list[str]:

@@ -55,7 +55,19 @@ class RecordWriter:
         """
         await self._within(self._room.acquire())
         self._check()
-        send = self._producer.send(
+        try:
+            written = await self._within(self._send(record, timestamp_ms))
+        except BaseException:
+            self._room.release()
+            raise
+        written.add_done_callback(self._on_done)
+
+    async def _send(
+        self, record: OutgoingRecord, timestamp_ms: int | None
+    ) -> "asyncio.Future[object]":
+        if record.key is None and record.value is None and record.partition is not None:
+            return await self._send_nothing(record, record.partition, timestamp_ms)
+        written: asyncio.Future[object] = await self._producer.send(
             record.topic,
             record.value,
             record.key,
@@ -63,12 +75,22 @@ class RecordWriter:
             timestamp_ms=timestamp_ms,
             headers=list(record.headers),
         )
-        try:
-            written = await self._within(send)
-        except BaseException:
-            self._room.release()
-            raise
-        written.add_done_callback(self._on_done)
+        return written
+
+    async def _send_nothing(
+        self, record: OutgoingRecord, partition: int, timestamp_ms: int | None
+    ) -> "asyncio.Future[object]":
+        """A record without key and value: other clients write them, and aiokafka does so in a batch
+        only.
+        """
+        batch = self._producer.create_batch()
+        headers = list(record.headers)
+        batch.append(key=None, value=None, timestamp=timestamp_ms, headers=headers)
+        batch.close()
+        written: asyncio.Future[object] = await self._producer.send_batch(
+            batch, record.topic, partition=partition
+        )
+        return written
 
     async def flush(self) -> None:
         """Wait until all is acknowledged. Raises: UnavailableError, ProduceError."""

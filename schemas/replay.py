@@ -16,7 +16,7 @@ REPLAY_TIMESTAMP_HEADER = "headrace-replay-timestamp"
 """The original's timestamp in milliseconds; the record's own is the time of the replay."""
 
 _SOURCE = re.compile(r"([a-zA-Z0-9._-]{1,249})-([0-9]{1,9})-([0-9]{1,18})", re.ASCII)
-_TIMESTAMP = re.compile("[0-9]{1,18}", re.ASCII)
+_TIMESTAMP = re.compile("-1|[0-9]{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`headrace bench`: put a load on a pipeline, and tell how it does."""
 
 import asyncio
+import math
 import re
 import secrets
 from collections.abc import Callable
@@ -53,8 +54,8 @@ def _print_schema(value: bool) -> None:
 
 def _positive(name: str) -> Callable[[float | None], float | None]:
     def check(value: float | None) -> float | None:
-        if value is not None and value <= 0:
-            raise typer.BadParameter(f"must be above 0, not {value:g}", param_hint=name)
+        if value is not None and not 0 < value < math.inf:  # nor NaN
+            raise typer.BadParameter(f"must be above 0 and finite, not {value:g}", param_hint=name)
         return value
 
     return check

@@ -74,7 +74,7 @@ def test_a_clock_ahead_of_ours_gives_no_negative_age() -> None:
     assert one.figures(0, 0, 1_000).seconds == 0.0
 
 
-@pytest.mark.parametrize("timestamp_ms", [None, -1], ids=["not-read", "without-timestamp"])
+@pytest.mark.parametrize("timestamp_ms", [None, -1, 0], ids=["not-read", "none", "zero"])
 def test_an_unknown_age_grows_from_when_it_was_noticed(timestamp_ms: int | None) -> None:
     """A partition that cannot be read, or whose records have no time, must not look fresh."""
     one = PartitionBacklog(0)

@@ -26,8 +26,10 @@ def test_headers_say_where_the_original_lies() -> None:
 
 
 def test_what_is_written_can_be_read() -> None:
-    """Also where the topic's name holds hyphens."""
+    """Also where the topic's name holds hyphens, and of a record that had no time."""
     assert replayed_origin(ADDED, 5) == ORIGIN
+    timeless = Origin("t", 0, 0, -1)
+    assert replayed_origin(replay_headers("r1", timeless), 5) == timeless
 
 
 def test_a_replayed_record_has_the_id_of_its_original() -> None:

@@ -16,6 +16,8 @@ from headrace.schemas.dump import DumpHeader, DumpRecord
     ("words", "said"),
     [
         (("--rate", "0"), "must be above 0"),
+        (("--rate", "nan"), "must be above 0"),
+        (("--rate", "inf"), "must be above 0"),
         (("--speed", "-1"), "must be above 0"),
         (("--duration", "5x"), "no span of time"),
         (("--duration", "0s"), "must be above 0"),
