@@ -56,7 +56,7 @@ def _read(backlog: Backlog, log: Log, most: int) -> None:
     one = backlog.get(PLACE)
     while PLACE in backlog.behind() and most and log.start <= one.read_to < log.end:
         if log.kinds[one.read_to - log.start]:
-            one.add(one.read_to, one.read_to * 1000, Work(3, 2))
+            one.add(one.read_to, (one.read_to + 1) * 1000, Work(3, 2))
         else:
             one.reach(one.read_to + 1)
         most -= 1
@@ -95,4 +95,4 @@ def test_read_up_to_the_end_it_is_right_to_the_record(
         assert len(left) == figures.records
         assert 5 * len(left) == figures.tokens
     if left:
-        assert 10**6 - left[0] == figures.seconds
+        assert 10**6 - left[0] - 1 == figures.seconds
