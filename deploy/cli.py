@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -139,11 +140,22 @@ def report(problem: BaseException) -> int:
     if isinstance(problem, HeadraceError):
         fail(f"{problem}{_advice(problem)}")
         return WRONG_USAGE if isinstance(problem, SettingsError | RequestError) else FAILED
-    if isinstance(problem, OSError) or _is_expected(problem):
+    if isinstance(problem, OSError) and problem.filename is not None:
+        fail(_file_text(problem))
+    elif isinstance(problem, OSError) or _is_expected(problem):
         fail(" ".join(str(problem).split()) or type(problem).__name__)
     else:
         fail(f"unexpected {type(problem).__name__}: {problem} (--log-level debug says where)")
     return FAILED
+
+
+def _file_text(problem: OSError) -> str:
+    """`day.jsonl: no such file`."""
+    path = problem.filename.decode() if isinstance(problem.filename, bytes) else problem.filename
+    if isinstance(problem, FileNotFoundError) and Path(path).absolute().parent.is_dir():
+        return f"{path}: no such file"
+    text = problem.strerror or type(problem).__name__
+    return f"{path}: {text[:1].lower()}{text[1:]}"
 
 
 def _is_expected(problem: BaseException) -> bool:

@@ -39,13 +39,31 @@ def near_tokens(logits: torch.Tensor, row: SampleRow) -> list[int]:
     return tokens
 
 
+def margin_text(logits: torch.Tensor, row: SampleRow, one: int, other: int) -> str:
+    """How near two tokens are to a choice between them, in words for people.
+
+    Shapes: logits (vocabulary,), left unchanged.
+    """
+    scores = scores_of(logits, row)
+    if is_greedy(row.params):
+        return f"logit gap {abs(float(scores[one] - scores[other])):.4f}"
+    begins, ends = _pieces(probabilities_of(scores, row.params))
+    drawn = uniform(row.params.seed, len(row.generated_ids))
+    away = max(float(max(begins[i] - drawn, drawn - ends[i])) for i in (one, other))
+    return f"draw {drawn:.4f}, {max(0.0, away):.4f} away"
+
+
 def _near_the_draw(scores: torch.Tensor, row: SampleRow) -> torch.Tensor:
     """Those whose piece of the cumulative distribution lies within reach of the draw."""
     probabilities = probabilities_of(scores, row.params)
-    ends = torch.cumsum(probabilities, dim=-1)
-    total = ends[-1].clone()
-    begins = (ends - probabilities) / total
-    ends = ends / total
+    begins, ends = _pieces(probabilities)
     drawn = uniform(row.params.seed, len(row.generated_ids))
     within = (begins - DRIFT_UNIFORM <= drawn) & (drawn < ends + DRIFT_UNIFORM)
     return within & (probabilities > 0)
+
+
+def _pieces(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each token's piece of [0, 1) begins and ends."""
+    ends = torch.cumsum(probabilities, dim=-1)
+    total = ends[-1].clone()
+    return (ends - probabilities) / total, ends / total

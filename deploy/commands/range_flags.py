@@ -48,7 +48,10 @@ Sessions = Annotated[
     list[str] | None,
     typer.Option("--session", metavar="S", help="Of this session; may be given several times."),
 ]
-Last = Annotated[int | None, typer.Option("--last", min=1, help="The newest so many requests.")]
+Last = Annotated[
+    int | None,
+    typer.Option("--last", min=1, max=1_000_000_000, help="The newest so many requests."),
+]
 
 
 def selection_of(

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,10 +31,11 @@ from headrace.deploy.dead_letter_text import printable
 from headrace.deploy.replaying.dump_file import check_dump
 from headrace.deploy.replaying.pace import Pace
 from headrace.deploy.replaying.recording import record
-from headrace.deploy.replaying.report import Gate, Report
+from headrace.deploy.replaying.report import Gate
 from headrace.deploy.replaying.selection import Selection
 from headrace.deploy.replaying.trial import Trial, TrialOptions
 from headrace.deploy.replaying.trial import replay as run_replay
+from headrace.deploy.replaying.worker_processes import with_model
 from headrace.schemas.settings import Settings
 
 T = TypeVar("T")
@@ -118,30 +119,44 @@ def replay(
     )
     trial = run_until_signal(_run(settings, source, selection, options))
     gate = Gate(allow_drift, allow_different, min_compared)
-    return show(Report(trial.rows, gate), trial, Outputs(plot, report, as_json))
+    return show(trial, gate, Outputs(plot, report, as_json))
 
 
 async def _run(
     settings: Settings, source: Path | None, selection: Selection, options: TrialOptions
 ) -> Trial:
+    if source is not None:
+        contents = await asyncio.to_thread(check_dump, source)
+        return await run_replay(settings, source, contents, options)
+    settings = with_model(settings)  # a name that is wrong is found before Kafka is read
     with tempfile.TemporaryDirectory(prefix="headrace-replay-") as folder:
-        if source is None:
-            source = Path(folder) / "live.jsonl.zst"
-            done = await record(settings, selection, source)
-            note(f"recorded: {done}")
+        source = Path(folder) / "live.jsonl.zst"
+        done = await record(settings, selection, source)
+        note(f"recorded: {done}")
         contents = await asyncio.to_thread(check_dump, source)
         return await run_replay(settings, source, contents, options)
 
 
-def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, where SIGTERM and SIGHUP clean up as Ctrl-C does."""
+def run_until_signal(
+    work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None = None
+) -> T:
+    """`asyncio.run`, where SIGTERM and SIGHUP clean up as Ctrl-C does.
+
+    `interrupt` is called first at a signal, Ctrl-C too; if it returns True, `work` goes on.
+    """
 
     async def run() -> T:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
-        for number in (signal.SIGTERM, signal.SIGHUP):
+
+        def stop() -> None:
+            if interrupt is None or not interrupt():
+                task.cancel()
+
+        numbers = [signal.SIGTERM, signal.SIGHUP]
+        for number in numbers if interrupt is None else [*numbers, signal.SIGINT]:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+                asyncio.get_running_loop().add_signal_handler(number, stop)
         return await work
 
     try:

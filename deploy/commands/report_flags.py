@@ -11,7 +11,7 @@ import typer
 from headrace.deploy.commands.output import write, write_json
 from headrace.deploy.console import fail, note
 from headrace.deploy.dead_letter_text import printable
-from headrace.deploy.replaying.report import Report, row_json
+from headrace.deploy.replaying.report import Gate, Report, row_json
 from headrace.deploy.replaying.report_text import report_text
 from headrace.deploy.replaying.trial import Trial
 
@@ -71,8 +71,9 @@ class Outputs:
     as_json: bool
 
 
-def show(report: Report, trial: Trial, outputs: Outputs) -> int:
+def show(trial: Trial, gate: Gate, outputs: Outputs) -> int:
     """Print and write the report; returns the exit code. Raises: OSError, PlotError."""
+    report = Report(trial.rows, gate, engine=trial.engine, interrupted=trial.interrupted)
     if outputs.rows is not None:
         lines = (orjson.dumps(row_json(row, texts=True)) + b"\n" for row in report.rows)
         outputs.rows.write_bytes(b"".join(lines))
@@ -89,7 +90,7 @@ def show(report: Report, trial: Trial, outputs: Outputs) -> int:
     if outputs.plot is not None:
         from headrace.deploy.replaying.report_plot import plot_report
 
-        plot_report(report, outputs.plot, f"{len(report.rows)} requests, now {trial.model}")
+        plot_report(report, outputs.plot)
     if report.problem is not None:
         fail(report.problem)
         return 1

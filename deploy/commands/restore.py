@@ -25,15 +25,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def restore(
     settings: Settings,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `headrace dump` has written.")],
+    append: Annotated[
+        bool, typer.Option("--append", help="Also into topics that hold records already.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Write the records of a dump into topics that are there: same partitions, keys, values,
     headers and times.
 
     Requests among them are answered by workers on these topics. Nothing is written from a file that
-    is damaged anywhere.
+    is damaged anywhere, nor into a topic that holds records, unless --append is given.
     """
-    contents = asyncio.run(restore_dump(settings, file))
+    contents = asyncio.run(restore_dump(settings, file, append=append))
     counts = {f"{kind}s": contents.counts[kind] for kind in ("request", "response")}
     counts["control"] = contents.counts["control"]
     if as_json:

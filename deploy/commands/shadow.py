@@ -21,8 +21,10 @@ from headrace.deploy.commands.report_flags import (
     Workers,
     show,
 )
+from headrace.deploy.console import note
 from headrace.deploy.dead_letter_text import printable
-from headrace.deploy.replaying.report import Gate, Report
+from headrace.deploy.replaying.interruption import GRACE_S, Interruption
+from headrace.deploy.replaying.report import Gate
 from headrace.deploy.replaying.selection import span_s
 from headrace.deploy.replaying.shadowing import ShadowOptions
 from headrace.deploy.replaying.shadowing import shadow as run_shadow
@@ -70,7 +72,8 @@ def shadow(
     and compare with the live answers, token by token.
 
     Begins with the next request; clients notice nothing. Exit code 1 if the answers differ by more
-    than is allowed.
+    than is allowed. Ctrl-C reports what there is, cleans up, and exits with 1; once more, it only
+    cleans up.
     """
     if for_s is None and requests is None:
         raise typer.BadParameter("say when it ends: --for 10m or --requests 500")
@@ -83,6 +86,14 @@ def shadow(
         checks_drift=check_drift,
         keep=keep,
     )
-    trial = run_until_signal(run_shadow(settings, options))
+    interruption = Interruption()
+
+    def interrupt() -> bool:
+        if not interruption.ask():
+            return False
+        note(f"stopping: answers under way have {GRACE_S:g} s (Ctrl-C once more: no report)")
+        return True
+
+    trial = run_until_signal(run_shadow(settings, options, interruption), interrupt)
     gate = Gate(allow_drift, allow_different, min_compared)
-    return show(Report(trial.rows, gate), trial, Outputs(plot, report, as_json))
+    return show(trial, gate, Outputs(plot, report, as_json))

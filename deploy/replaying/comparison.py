@@ -128,7 +128,7 @@ def _compare_completed(
     if recorded.finish_reason == "cancelled" and not recorded.completion_tokens:
         return _incomparable(Reason.CANCELLED)
     if _prompts_differ(recorded, answered):
-        detail = f"{recorded.prompt_tokens} -> {answered.prompt_tokens} prompt tokens"
+        detail = _prompts_text(recorded, answered)
         if uses_history(asked):
             return _incomparable(Reason.HISTORY, detail)
         return Verdict(Outcome.DIFFERENT, Reason.PROMPT, detail)
@@ -151,6 +151,13 @@ def _prompts_differ(recorded: Answer, answered: Answer) -> bool:
     if recorded.prompt_ids is not None and answered.prompt_ids is not None:
         return recorded.prompt_ids != answered.prompt_ids
     return recorded.prompt_tokens != answered.prompt_tokens
+
+
+def _prompts_text(recorded: Answer, answered: Answer) -> str:
+    was, is_now = recorded.prompt_tokens, answered.prompt_tokens
+    if was == is_now:
+        return f"{was} prompt tokens: same length, other tokens"
+    return f"{was} -> {is_now} prompt tokens"
 
 
 def _compare_ends(recorded: Answer, answered: Answer) -> Verdict:

@@ -15,7 +15,7 @@ from headrace.deploy.replaying.answer import Answer
 from headrace.deploy.replaying.judging import Row
 from headrace.models.constraints import Constraint, GrammarCompiler
 from headrace.models.loading import LoadedModel, load_model
-from headrace.models.near_choice import near_tokens
+from headrace.models.near_choice import margin_text, near_tokens
 from headrace.models.sampler import SampleRow
 from headrace.models.store import resolve_model
 from headrace.models.text import Detokenizer
@@ -35,29 +35,36 @@ class CandidateModel:
         decoder = self._detokenizer.start()
         return [decoder.push(token) for token in ids]
 
-    def is_drift(self, row: Row) -> bool:
-        """Whether rounding may have chosen either token where the answers part."""
+    def drift_of(self, row: Row) -> str | None:
+        """How near the tokens are where the answers part; None unless rounding may have chosen
+        either.
+        """
         request, answered, recorded = row.asked.request, row.answered, row.recorded
         parting = row.verdict.parting
         if request is None or answered is None or recorded is None or parting is None:
-            return False
+            return None
         if answered.ids is None or answered.prompt_ids is None or answered.seed is None:
-            return False
+            return None
         common = answered.ids[: parting.token]
-        near = self._near(request, answered.prompt_ids, common, answered.seed)
-        chosen = answered.ids[parting.token : parting.token + 1]
-        if not set(chosen) <= set(near):
-            return False
-        others = [token for token in near if token not in chosen]
-        return any(self._may_be_recorded(token, common, recorded) for token in others)
-
-    def _near(
-        self, request: GenerationRequest, prompt_ids: list[int], common: list[int], seed: int
-    ) -> list[int]:
-        row = SampleRow(
-            sampling_of(request, seed), prompt_ids, common, self._constraint(request, common)
+        sampled = SampleRow(
+            sampling_of(request, answered.seed),
+            answered.prompt_ids,
+            common,
+            self._constraint(request, common),
         )
-        return near_tokens(self._logits([*prompt_ids, *common]), row)
+        return self._margin(sampled, answered.ids[parting.token : parting.token + 1], recorded)
+
+    def _margin(self, sampled: SampleRow, chosen: list[int], recorded: Answer) -> str | None:
+        """`chosen`: the new answer's token, or none where it ends there."""
+        common = list(sampled.generated_ids)
+        logits = self._logits([*sampled.prompt_ids, *common])
+        near = near_tokens(logits, sampled)
+        if not set(chosen) <= set(near):
+            return None
+        for token in near:
+            if token not in chosen and self._may_be_recorded(token, common, recorded):
+                return margin_text(logits, sampled, (chosen or near)[0], token)
+        return None
 
     def _may_be_recorded(self, token: int, common: list[int], recorded: Answer) -> bool:
         """Whether the recorded answer goes on with `token`, by its ids or else by its text."""

@@ -4,6 +4,7 @@ Owns compression and the bounds of reading: memory does not grow with the file, 
 line of it claims to be. What a line means is `headrace.schemas.dump`'s.
 """
 
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,17 @@ class DumpExistsError(HeadraceError):
         return f"{self.path} is there already: --force replaces it"
 
 
+class NoRegularFileError(HeadraceError):
+    """A pipe or a device in a dump's place: it cannot be read twice, nor replaced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} is no regular file: a dump is a file of its own"
+
+
 class DumpWriter:
     """Writes a dump beside its place, and moves it there when it is complete.
 
@@ -46,6 +58,8 @@ class DumpWriter:
     """
 
     def __init__(self, path: Path, header: DumpHeader, *, replace: bool = False) -> None:
+        if path.exists() and not path.is_file():
+            raise NoRegularFileError(path)
         if path.exists() and not replace:
             raise DumpExistsError(path)
         self._path, self._partial = path, path.with_name(f".{path.name}.partial")
@@ -99,7 +113,7 @@ class DumpContents:
 def check_dump(path: Path) -> DumpContents:
     """Read the whole dump, so that a later reading meets no surprise.
 
-    Raises: DumpError, OSError.
+    Raises: DumpError, NoRegularFileError, OSError.
     """
     counts: Counter[Kind] = Counter()
     partitions: dict[Kind, int] = {}
@@ -114,7 +128,7 @@ def check_dump(path: Path) -> DumpContents:
 
 
 def read_dump(path: Path) -> Iterator[DumpRecord]:
-    """The records of a dump, in the file's order. Raises: DumpError, OSError."""
+    """The records of a dump, in the file's order. Raises: as `check_dump`."""
     with _lines(path) as (decoder, lines):
         for line in lines:
             record = decoder.take(line)
@@ -126,15 +140,18 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 @contextmanager
 def _lines(path: Path) -> Iterator[tuple[DumpDecoder, Iterator[bytes]]]:
     decoder = DumpDecoder(str(path))
+    kind = path.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # of a folder, `open` says it
+        raise NoRegularFileError(path)
     with path.open("rb") as raw:
         is_compressed = raw.read(len(ZSTD_MAGIC)) == ZSTD_MAGIC
         raw.seek(0)
         unpacker = zstandard.ZstdDecompressor()
         file: Any = unpacker.stream_reader(raw, read_across_frames=True) if is_compressed else raw
-        yield decoder, _split(file, decoder)
+        yield decoder, _split(file, decoder, is_compressed=is_compressed)
 
 
-def _split(file: Any, decoder: DumpDecoder) -> Iterator[bytes]:
+def _split(file: Any, decoder: DumpDecoder, *, is_compressed: bool) -> Iterator[bytes]:
     """Whole lines without their ends. What follows the last line end is a line that was cut off."""
     rest = b""
     while chunk := _read(file, decoder):
@@ -146,6 +163,8 @@ def _split(file: Any, decoder: DumpDecoder) -> Iterator[bytes]:
             rest = line
     if rest:
         raise decoder.after("the line has no end: the file was cut off")
+    if is_compressed and decoder.header is None:
+        raise decoder.after("the file is empty when unpacked: no dump, or one that was cut off")
 
 
 def _read(file: Any, decoder: DumpDecoder) -> bytes:

@@ -29,30 +29,35 @@ class Row:
     verdict: Verdict
 
 
-DriftCheck = Callable[[Row], bool]
-"""Whether the answers part where two tokens were as good as equally likely."""
+DriftCheck = Callable[[Row], str | None]
+"""How near the two tokens are where the answers part, for people; None where they are not as good
+as equally likely.
+"""
 
 
 class Judge:
     """Judges requests in the order in which they were written."""
 
-    def __init__(self, texts_of: TextsOf, is_drift: DriftCheck) -> None:
-        self._texts_of, self._is_drift = texts_of, is_drift
-        self._changed: set[tuple[str, str]] = set()
-        """Sessions that do not hold any more what they held in the recording."""
+    def __init__(self, texts_of: TextsOf, drift_of: DriftCheck) -> None:
+        self._texts_of, self._drift_of = texts_of, drift_of
+        self._changed: dict[tuple[str, str], Reason] = {}
+        """Sessions that do not hold any more what they held in the recording, and why later turns
+        of theirs are not comparable.
+        """
 
     def judge(self, asked: DecodedRequest, recorded: Answer | None, answered: Answer | None) -> Row:
         """The next request's row. Raises: what the check for drift raises."""
         row = Row(asked, recorded, answered, compare(asked, recorded, answered, self._texts_of))
         session = (asked.tenant, asked.session_id)
         if not uses_history(asked):
-            self._changed.discard(session)
+            self._changed.pop(session, None)
         if session in self._changed:
-            row = replace(row, verdict=_behind_a_change(row.verdict))
-        elif may_be_drift(row) and self._is_drift(row):
-            row = replace(row, verdict=replace(row.verdict, outcome=Outcome.DRIFT))
+            row = replace(row, verdict=_behind_a_change(row.verdict, self._changed[session]))
+        elif may_be_drift(row) and (margin := self._drift_of(row)) is not None:
+            verdict = replace(row.verdict, outcome=Outcome.DRIFT, detail=margin)
+            row = replace(row, verdict=verdict)
         if _changes_the_session(row):
-            self._changed.add(session)
+            self._changed.setdefault(session, _reason_behind(row.verdict))
         return row
 
 
@@ -66,10 +71,16 @@ def may_be_drift(row: Row) -> bool:
     return recorded.fingerprint != answered.fingerprint
 
 
-def _behind_a_change(verdict: Verdict) -> Verdict:
-    if verdict.outcome is not Outcome.DIFFERENT or verdict.reason is Reason.UNANSWERED:
+def _behind_a_change(verdict: Verdict, reason: Reason) -> Verdict:
+    is_different = verdict.outcome is Outcome.DIFFERENT and verdict.reason is not Reason.UNANSWERED
+    if not is_different and verdict.reason is not Reason.HISTORY:
         return verdict
-    return Verdict(Outcome.NOT_COMPARABLE, Reason.EARLIER_TURN, verdict.detail, verdict.parting)
+    return Verdict(Outcome.NOT_COMPARABLE, reason, verdict.detail, verdict.parting)
+
+
+def _reason_behind(verdict: Verdict) -> Reason:
+    """Why turns behind this one are not comparable."""
+    return Reason.HISTORY if verdict.reason is Reason.HISTORY else Reason.EARLIER_TURN
 
 
 def _changes_the_session(row: Row) -> bool:

@@ -26,19 +26,19 @@ class LazyModel:
         """See CandidateModel."""
         return self._model.texts_of(ids)
 
-    def is_drift(self, row: Row) -> bool:
+    def drift_of(self, row: Row) -> str | None:
         """See CandidateModel. Where the model cannot be loaded here, nothing is drift."""
         if self._cannot_load:
-            return False
+            return None
         from headrace.models.attention import UnsupportedModelError
         from headrace.models.loading import ModelLoadError
 
         try:
-            return self._model.is_drift(row)
+            return self._model.drift_of(row)
         except (ModelLoadError, UnsupportedModelError, MemoryError) as problem:
             self._cannot_load = True
             note(f"drift is not told from other differences: {problem!r}")
-            return False
+            return None
 
     @cached_property
     def _model(self) -> "CandidateModel":

@@ -26,7 +26,11 @@ class Pace:
         return cls(factor)
 
     def due_s(self, timestamp_ms: int) -> float:
-        """Seconds after the start at which the request with this original time is due."""
+        """Seconds after the start at which the request with this original time is due; at once
+        where its producer gave none (0 or -1).
+        """
+        if timestamp_ms <= 0:
+            return 0.0
         if self._first_ms is None:
             self._first_ms = timestamp_ms
         if self.factor is None:

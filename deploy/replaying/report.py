@@ -5,11 +5,12 @@ Owns the threshold of the gate. How it is printed or drawn is others'.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.deploy.replaying.answer import Answer
 from headrace.deploy.replaying.comparison import Outcome, Reason
+from headrace.deploy.replaying.engine_info import EngineInfo
 from headrace.deploy.replaying.judging import Row
 
 MAX_SHOWN = 10
@@ -31,6 +32,10 @@ class Report:
 
     rows: Sequence[Row]
     gate: Gate
+    engine: EngineInfo | None = None
+    """What answered now; None where only the answers tell."""
+    interrupted: bool = False
+    """Whether it ended before its time; then it does not pass."""
 
     @property
     def counts(self) -> Counter[Outcome]:
@@ -58,6 +63,11 @@ class Report:
     @property
     def problem(self) -> str | None:
         """Why it does not pass; None where it does."""
+        found = ["interrupted"] if self.interrupted else []
+        return "; ".join(found + ([self._beyond_gate] if self._beyond_gate else [])) or None
+
+    @property
+    def _beyond_gate(self) -> str | None:
         if self.num_compared < self.gate.min_compared:
             found, needed = self.num_compared, self.gate.min_compared
             return f"{found} answers could be compared, fewer than {needed}"
@@ -76,9 +86,15 @@ class Report:
         recorded = _fingerprints(row.recorded for row in self.rows)
         return recorded, _fingerprints(row.answered for row in self.rows)
 
+    def models(self) -> tuple[str, str]:
+        """What the recorded answers name, and what answers now, in words for people."""
+        recorded = ", ".join(_models(row.recorded for row in self.rows)) or "unknown"
+        now = ", ".join(_models(row.answered for row in self.rows)) or "unknown"
+        return recorded, now if self.engine is None else str(self.engine)
+
     def as_json(self) -> dict[str, Any]:
         """The report of `--json`, without what only the run knows."""
-        recorded, answered = self.fingerprints()
+        recorded, now = self.fingerprints()
         return {
             "passed": self.problem is None,
             "problem": self.problem,
@@ -89,7 +105,13 @@ class Report:
             "different": self.counts[Outcome.DIFFERENT],
             "not_comparable": self.counts[Outcome.NOT_COMPARABLE],
             "not_comparable_because": {str(reason): n for reason, n in self.reasons.items()},
-            "fingerprints": {"recorded": recorded, "answered": answered},
+            "fingerprints": {"recorded": recorded, "now": now},
+            "models": {
+                "recorded": _models(row.recorded for row in self.rows),
+                "now": _models(row.answered for row in self.rows),
+            },
+            "engine": None if self.engine is None else asdict(self.engine),
+            "interrupted": self.interrupted,
             "first_differing": [row_json(row) for row in self.differing[:MAX_SHOWN]],
         }
 
@@ -108,7 +130,7 @@ def row_json(row: Row, *, texts: bool = False) -> dict[str, Any]:
         "first_differing_token": None if parting is None else parting.token,
         "around": None if parting is None else [parting.recorded, parting.answered],
         "recorded": _answer_json(row.recorded),
-        "answered": _answer_json(row.answered),
+        "now": _answer_json(row.answered),
     }
     if texts and verdict.outcome is not Outcome.EXACT:
         found["texts"] = [answer and answer.text for answer in (row.recorded, row.answered)]
@@ -128,6 +150,10 @@ def _answer_json(answer: Answer | None) -> dict[str, Any] | None:
         "model": answer.model,
         "work_ms": answer.work_ms,
     }
+
+
+def _models(answers: Iterable[Answer | None]) -> list[str]:
+    return sorted({answer.model for answer in answers if answer and answer.model})
 
 
 def _fingerprints(answers: Iterable[Answer | None]) -> list[str]:

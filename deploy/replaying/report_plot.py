@@ -7,6 +7,8 @@ from headrace.deploy.plotting import new_figure, save
 from headrace.deploy.replaying.comparison import Outcome
 from headrace.deploy.replaying.report import Report
 
+MAX_BINS = 30
+
 _COLOURS = {
     Outcome.EXACT: "tab:green",
     Outcome.DRIFT: "tab:orange",
@@ -15,14 +17,20 @@ _COLOURS = {
 }
 
 
-def plot_report(report: Report, path: Path, title: str) -> None:
+def plot_report(report: Report, path: Path) -> None:
     """Draw it into `path`. Raises: PlotError."""
+    save(draw_report(report), path)
+
+
+def draw_report(report: Report) -> Any:
+    """The figure. Raises: PlotError."""
     figure, (outcomes, partings, times) = new_figure(3, share_x=False)
-    figure.suptitle(title)
+    recorded, now = report.models()
+    figure.suptitle(f"{len(report.rows)} requests: recorded {recorded}, now {now}")
     _draw_outcomes(outcomes, report)
     _draw_partings(partings, report)
     _draw_times(times, report)
-    save(figure, path)
+    return figure
 
 
 def _draw_outcomes(axes: Any, report: Report) -> None:
@@ -33,6 +41,7 @@ def _draw_outcomes(axes: Any, report: Report) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlabel("requests")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _draw_partings(axes: Any, report: Report) -> None:
@@ -44,28 +53,39 @@ def _draw_partings(axes: Any, report: Report) -> None:
         ]
         for outcome in (Outcome.DRIFT, Outcome.DIFFERENT)
     }
+    found = {outcome: tokens for outcome, tokens in found.items() if tokens}
+    if not found:
+        axes.text(0.5, 0.5, "none differs", ha="center", va="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
     axes.set_xlabel("first token that differs")
     axes.set_ylabel("requests")
-    if not any(found.values()):
-        axes.text(0.5, 0.5, "none differs", ha="center", va="center", transform=axes.transAxes)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        return
     axes.hist(
         list(found.values()),
-        bins=30,
+        bins=bin_edges(max(map(max, found.values()))),
         stacked=True,
         color=[_COLOURS[outcome] for outcome in found],
         label=[str(outcome) for outcome in found],
     )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper right")  # "best" takes seconds on a loaded machine, and warns
 
 
+def bin_edges(highest: int) -> list[float]:
+    """Of at most `MAX_BINS` bins for 0 to `highest`, each with a whole number in its middle."""
+    width = highest // MAX_BINS + 1
+    width += 1 - width % 2  # an even number has no middle
+    return [-0.5 + width * number for number in range(highest // width + 2)]
+
+
 def _draw_times(axes: Any, report: Report) -> None:
     """Cumulative shares, so that two recordings of any size can be laid over each other."""
-    for name, colour in (("recorded", "tab:blue"), ("answered", "tab:purple")):
-        answers = [getattr(row, name) for row in report.rows]
+    sides = (
+        ("recorded", "tab:blue", [row.recorded for row in report.rows]),
+        ("now", "tab:purple", [row.answered for row in report.rows]),
+    )
+    for name, colour, answers in sides:
         times = sorted(
             answer.work_ms / 1000 for answer in answers if answer and answer.work_ms is not None
         )

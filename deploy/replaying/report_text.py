@@ -17,8 +17,10 @@ def report_text(report: Report) -> str:
         lines.append(f"  {outcome:<14}{count:>8}{share}")
     lines.append(f"{Outcome.NOT_COMPARABLE:<16}{report.counts[Outcome.NOT_COMPARABLE]:>8}")
     lines += [f"  {reason}: {count}" for reason, count in report.reasons.most_common()]
-    recorded, answered = report.fingerprints()
-    lines.append(f"{'fingerprints':<16}recorded {_joined(recorded)}, now {_joined(answered)}")
+    for name, model, prints in zip(
+        ("recorded", "now"), report.models(), report.fingerprints(), strict=True
+    ):
+        lines.append(f"{name:<16}{printable(model)}, fingerprint {_joined(prints)}")
     for row in report.differing[:MAX_SHOWN]:
         lines += _row_lines(row)
     if (more := len(report.differing) - MAX_SHOWN) > 0:

@@ -18,6 +18,7 @@ from headrace.deploy.console import note
 from headrace.deploy.counted import Counted
 from headrace.deploy.replaying.case_book import CaseBook
 from headrace.deploy.replaying.dump_file import check_dump
+from headrace.deploy.replaying.interruption import Interruption
 from headrace.deploy.replaying.namespace import Namespace
 from headrace.deploy.replaying.recording import FETCH_BYTES, record, request_partitions
 from headrace.deploy.replaying.selection import OffsetRange, Selection
@@ -51,11 +52,15 @@ class ShadowOptions:
     keep: bool = False
 
 
-async def shadow(settings: Settings, options: ShadowOptions) -> Trial:
-    """Answer what is asked from now on a second time, and compare with the live answers.
+async def shadow(
+    settings: Settings, options: ShadowOptions, interruption: Interruption | None = None
+) -> Trial:
+    """Answer what is asked from now on a second time, and compare with the live answers. After an
+    interruption only what is answered on both sides is compared.
 
     Raises: HeadraceError. Cancel: the workers end and the namespace is removed first.
     """
+    interruption = interruption or Interruption()
     settings = with_model(settings)
     space = Namespace.new(settings, "shadow", options.id)
     topic = settings.topics.requests
@@ -70,17 +75,44 @@ async def shadow(settings: Settings, options: ShadowOptions) -> Trial:
             log_folder() as log_dir,
         ):
             starts = (await begin_at_ends(space.settings, (topic, settings.topics.control)))[topic]
-            async with running_workers(space.settings, options.num_workers, log_dir):
+            async with running_workers(space.settings, options.num_workers, log_dir) as engine:
                 if not options.num_workers:
                     note(f"workers are yours: {space.worker_flags}")
                 note(f"answering what {topic} is asked, into {space.settings.topics.responses}")
-                ends = await _Watch(settings, starts, options).until_enough()
-                book = await _recorded(settings, _selection(starts, ends), dump, options.silence_s)
+                interruption.can_report = True
+                ends = await _Watch(settings, starts, options).until_enough(interruption)
+                recording = _Recording(settings, _selection(starts, ends), dump)
+                book = await recording.whole(options.silence_s, interruption)
                 answers = Answers(space.settings, set(book.requests))
-                await answers.collect(None, "waiting for answers", silence_s=options.silence_s)
+                async with interruption.bounding():
+                    await answers.collect(None, "waiting for answers", silence_s=options.silence_s)
+        if interruption.asked:
+            _leave_out_unanswered(book, answers)
         wall_s = time.monotonic() - started_s
         rows = await asyncio.to_thread(judge_rows, settings, book, answers, options.checks_drift)
-    return Trial(rows, space.prefix, settings.model, book.num_duplicates, wall_s)
+    return Trial(
+        rows,
+        space.prefix,
+        settings.model,
+        book.num_duplicates,
+        wall_s,
+        engine,
+        interruption.asked,
+    )
+
+
+def _leave_out_unanswered(book: CaseBook, answers: Answers) -> None:
+    """What an interruption cut off is no answer that is missing."""
+    wanting = [
+        name
+        for name in book.requests
+        if not answers.has_all_of(name)
+        or not ((recorded := book.recorded.get(name)) and recorded.finished)
+    ]
+    for name in wanting:
+        del book.requests[name]
+    if wanting:
+        note(f"{len(wanting)} requests without both answers yet are left out")
 
 
 def _selection(starts: dict[int, int], ends: dict[int, int]) -> Selection:
@@ -94,18 +126,31 @@ def _selection(starts: dict[int, int], ends: dict[int, int]) -> Selection:
     return Selection(offsets=tuple(ranges))
 
 
-async def _recorded(
-    settings: Settings, selection: Selection, dump: Path, silence_s: float
-) -> CaseBook:
-    """The live requests and answers, once all of these have ended, or `silence_s` has passed."""
-    deadline_s = time.monotonic() + silence_s
-    while True:
-        done = await record(settings, selection, dump, replace=True)
-        if not done.num_requests:
-            raise NothingToReplayError("nothing was asked meanwhile")
-        if not done.num_unfinished or time.monotonic() > deadline_s:
-            return CaseBook.read(dump, check_dump(dump).header)
-        await asyncio.sleep(WATCH_INTERVAL_S)
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """The live side."""
+
+    settings: Settings
+    selection: Selection
+    dump: Path
+
+    async def whole(self, silence_s: float, interruption: Interruption) -> CaseBook:
+        """The live requests and answers, once all of these have ended, or `silence_s` has passed,
+        or an interruption's grace.
+        """
+        deadline_s = time.monotonic() + silence_s
+        while True:
+            done = await record(self.settings, self.selection, self.dump, replace=True)
+            if not done.num_requests:
+                raise NothingToReplayError("nothing was asked meanwhile")
+            now_s = time.monotonic()
+            if not done.num_unfinished or now_s > min(deadline_s, interruption.give_up_s):
+                return CaseBook.read(self.dump, check_dump(self.dump).header)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _title(options: ShadowOptions) -> str:
+    return "requests seen" + (f" (until {options.for_s:g} s)" if options.for_s else "")
 
 
 class _Watch:
@@ -116,21 +161,20 @@ class _Watch:
         self._positions = dict(starts)
         self._num_seen = 0
 
-    async def until_enough(self) -> dict[int, int]:
-        """Returns where the partitions of requests end then."""
+    async def until_enough(self, interruption: Interruption) -> dict[int, int]:
+        """Returns where the partitions of requests end then, or at an interruption."""
         options = self._options
         deadline_s = time.monotonic() + (options.for_s or float("inf"))
-        total = options.num_requests or 0
         async with reading(self._settings, max_partition_fetch_bytes=FETCH_BYTES) as consumer:
-            with Counted("shadowing", total) as progress:
-                while time.monotonic() < deadline_s:
+            with Counted(_title(options), options.num_requests, are_slow=True) as progress:
+                while time.monotonic() < deadline_s and not interruption.asked:
                     before = self._num_seen
                     await self._look(consumer)
                     for _ in range(self._num_seen - before):
                         progress.advance()
                     if options.num_requests is not None and self._num_seen >= options.num_requests:
                         break
-                    await asyncio.sleep(WATCH_INTERVAL_S)
+                    await interruption.pause(WATCH_INTERVAL_S)
         return self._positions
 
     async def _look(self, consumer: Any) -> None:

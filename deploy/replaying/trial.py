@@ -20,6 +20,7 @@ from headrace.deploy.replaying.answer import Answer
 from headrace.deploy.replaying.asking import Asking
 from headrace.deploy.replaying.case_book import CaseBook, Name, originals
 from headrace.deploy.replaying.dump_file import DumpContents
+from headrace.deploy.replaying.engine_info import EngineInfo
 from headrace.deploy.replaying.judging import Judge, Row
 from headrace.deploy.replaying.lazy_model import LazyModel
 from headrace.deploy.replaying.namespace import Namespace, NamespaceTakenError
@@ -57,6 +58,9 @@ class Trial:
     model: str
     num_duplicates: int
     wall_s: float
+    engine: EngineInfo | None = None
+    """What answered now; None where the workers are somebody else's."""
+    interrupted: bool = False
 
 
 class Answers:
@@ -70,9 +74,14 @@ class Answers:
         """What there is of one request's answer."""
         return self._answers.get(name)
 
+    def has_all_of(self, name: Name) -> bool:
+        """Whether the end of one request's answer has come."""
+        found = self._answers.get(name)
+        return found is not None and found.finished
+
     async def collect(self, asking: Asking | None, title: str, *, silence_s: float) -> None:
         """Read until all wanted requests are answered, or nothing has come for `silence_s`."""
-        with Counted(title, len(self._wanted)) as progress:
+        with Counted(title, len(self._wanted), are_slow=True) as progress:
 
             def on_finished() -> None:
                 progress.advance()
@@ -114,12 +123,12 @@ async def replay(
     async with (
         standing(space, num_partitions, keep=options.keep),
         log_folder() as log_dir,
-        running_workers(space.settings, options.num_workers, log_dir),
+        running_workers(space.settings, options.num_workers, log_dir) as engine,
     ):
         await _ask_and_collect(space, path, contents, answers, options)
     wall_s = time.monotonic() - started_s
     rows = await asyncio.to_thread(judge_rows, settings, book, answers, options.checks_drift)
-    return Trial(rows, space.prefix, settings.model, book.num_duplicates, wall_s)
+    return Trial(rows, space.prefix, settings.model, book.num_duplicates, wall_s, engine)
 
 
 @asynccontextmanager
@@ -138,7 +147,16 @@ async def standing(space: Namespace, num_partitions: int, *, keep: bool) -> Asyn
         if keep and is_ours:
             note(f"kept: topics, group and keys {space.prefix}")
         elif is_ours:
-            await finish_despite_cancel(space.remove())
+            await finish_despite_cancel(_removed(space))
+
+
+async def _removed(space: Namespace) -> None:
+    """Remove it; what was found out is not lost where Kafka or Redis will not do so now."""
+    try:
+        await space.remove()
+        note(f"removed: topics, group and keys {space.prefix}")
+    except HeadraceError as problem:
+        note(f"not all topics, group and keys {space.prefix} could be removed: {problem}")
 
 
 @asynccontextmanager
@@ -169,9 +187,9 @@ def judge_rows(
 ) -> list[Row]:
     """The verdicts, in the order of the requests. Blocking: it may load the model."""
     model = LazyModel(settings)
-    judge = Judge(model.texts_of, model.is_drift if checks_drift else lambda row: False)
+    judge = Judge(model.texts_of, model.drift_of if checks_drift else lambda row: None)
     rows = []
-    with Counted("comparing", len(book.requests)) as progress:
+    with Counted("comparing", len(book.requests), are_slow=True) as progress:
         for name, asked in book.requests.items():
             rows.append(judge.judge(asked, book.recorded.get(name), answers.of(name)))
             progress.advance()

@@ -12,6 +12,7 @@ from headrace.deploy.console import note
 from headrace.deploy.local_services import changed
 from headrace.deploy.programs import worker_program
 from headrace.deploy.progress import ModelProgress
+from headrace.deploy.replaying.engine_info import EngineInfo, read_engine_info
 from headrace.deploy.supervisor import Supervised
 from headrace.models.store import resolve_model
 from headrace.schemas.errors import SettingsError
@@ -30,8 +31,11 @@ def with_model(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def running_workers(settings: Settings, number: int, log_dir: Path) -> AsyncIterator[None]:
-    """`number` workers around a block, which begins when all are ready.
+async def running_workers(
+    settings: Settings, number: int, log_dir: Path
+) -> AsyncIterator[EngineInfo | None]:
+    """`number` workers around a block, which begins when all are ready; tells what they run, None
+    where `number` is 0.
 
     Raises: ServiceStartError when one does not start; SettingsError.
     """
@@ -51,6 +55,10 @@ async def running_workers(settings: Settings, number: int, log_dir: Path) -> Asy
             note(f"starting {number} worker{'' if number == 1 else 's'}")
         for one in supervised:
             await one.ready.wait()
-        yield
+        if supervised:
+            port = supervised[0].program.ready_port
+            yield await asyncio.to_thread(read_engine_info, settings, port)
+        else:
+            yield None
         for task in running:
             task.cancel()

@@ -130,6 +130,14 @@ def plain(record: DumpRecord) -> DumpRecord:
     return replace(record, offset=0)
 
 
+async def put_nothing(producer: AIOKafkaProducer, topic: str, time_ms: int) -> None:
+    """A record with neither key nor value, as other clients can write one."""
+    batch = producer.create_batch()
+    batch.append(key=None, value=None, timestamp=time_ms, headers=[("h", b"1")])
+    batch.close()
+    await (await producer.send_batch(batch, topic, partition=1))
+
+
 async def test_a_dump_comes_back_as_it_was(settings: Settings, tmp_path: Path) -> None:
     """Null, bytes that are no text, headers, partition and time, of requests and answers."""
     path, again = tmp_path / "d.jsonl.zst", tmp_path / "e.jsonl"
@@ -143,7 +151,8 @@ async def test_a_dump_comes_back_as_it_was(settings: Settings, tmp_path: Path) -
         await producer.send_and_wait(topic, body, b"s", 2, old_ms, headers)
         await producer.send_and_wait(topic, None, b"s", 2, old_ms + 1)
         await producer.send_and_wait(topic, b"\xfe{", None, 1, old_ms + 2)
-        await producer.send_and_wait(settings.topics.responses, event, b"s", 2, old_ms + 3)
+        await put_nothing(producer, topic, old_ms + 3)
+        await producer.send_and_wait(settings.topics.responses, event, b"s", 2, old_ms + 4)
     done = await record(settings, Selection(), path)
     assert (done.num_requests, done.num_responses, done.num_unfinished) == (2, 1, 1)
     other = load_settings(kafka=settings.kafka, topic_prefix=f"{settings.topic_prefix}.copy")
@@ -157,8 +166,8 @@ async def test_a_dump_comes_back_as_it_was(settings: Settings, tmp_path: Path) -
     records = [plain(one) for one in read_dump(path)]
     assert records == [plain(one) for one in read_dump(again)]
     assert records[0].headers == (("h", b"\xff"), ("h", None), ("", b""))
-    assert [one.value for one in records] == [body, None, b"\xfe{", event]
-    assert [one.timestamp_ms - old_ms for one in records] == [0, 1, 2, 3]
+    assert [one.value for one in records] == [body, None, b"\xfe{", None, event]
+    assert [one.timestamp_ms - old_ms for one in records] == [0, 1, 2, 3, 4]
 
 
 async def test_what_a_selection_takes(settings: Settings, tmp_path: Path) -> None:

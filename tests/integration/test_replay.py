@@ -180,7 +180,10 @@ async def test_a_replay_at_another_batch_size_is_exact(replays: Replays) -> None
     report = json.loads(out)
     assert (report["requests"], report["exact"], report["not_comparable"]) == (40, 40, 0)
     assert report["duplicates"] == 1
-    assert report["fingerprints"]["recorded"] == report["fingerprints"]["answered"]
+    assert report["fingerprints"]["recorded"] == report["fingerprints"]["now"]
+    model = Path(json.loads(replays.rows.read_text().splitlines()[0])["now"]["model"]).name
+    assert report["models"]["now"] == [model]
+    assert report["engine"] == {"model": model, "dtype": "float32", "max_batch_size": 16}
     outcomes = [json.loads(line)["outcome"] for line in replays.rows.read_text().splitlines()]
     assert outcomes == ["exact"] * 40
     assert replays.plot.read_bytes().startswith(b"\x89PNG")
@@ -272,4 +275,36 @@ async def test_a_replay_that_is_ended_cleans_up(recorded: Pipeline) -> None:
     out, err = await process.communicate()
     assert (process.returncode, out) == (1, b"")
     assert b"Traceback" not in err
+    assert b".replay-x1\n" in err.splitlines(keepends=True)[-1]
+    assert b"removed: topics, group and keys" in err
     assert await live_state(recorded) == before
+
+
+async def test_a_shadow_that_is_ended_reports_what_there_is(recorded: Pipeline) -> None:
+    """And cleans up; with exit code 1, because it is not what was asked for."""
+    before = await live_state(recorded)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headrace.deploy.cli", "shadow", "--json", "--for", "1h"),
+        env=environment(recorded.settings),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"answering what" in line:
+            break
+    ids = [await recorded.ask(single(200 + number)) for number in range(3)]
+    await recorded.finished(ids)
+    process.terminate()
+    out, err = await process.communicate()
+    report = json.loads(out)
+    assert process.returncode == 1
+    assert (report["passed"], report["interrupted"]) == (False, True)
+    assert (report["requests"], report["exact"]) == (3, 3)
+    assert b"removed: topics, group and keys" in err
+    assert err.splitlines()[-1] == b"headrace: interrupted"
+    await recorded.all_committed()
+    after = await live_state(recorded)
+    assert [after[name] for name in ("topics", "groups")] == [
+        before[name] for name in ("topics", "groups")
+    ]

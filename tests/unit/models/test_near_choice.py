@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.models.near_choice import DRIFT_LOGITS, DRIFT_UNIFORM, near_tokens
+from headrace.models.near_choice import DRIFT_LOGITS, DRIFT_UNIFORM, margin_text, near_tokens
 from headrace.models.request import SamplingParams
 from headrace.models.sampler import SampleRow, sample, uniform
 
@@ -53,6 +53,23 @@ def test_what_was_cut_off_is_not_near() -> None:
     logits = torch.tensor([0.0, 5.0, 0.0])
     near = {token for seed in range(50) for token in near_tokens(logits, row(top_k=1, seed=seed))}
     assert near == {1}
+
+
+def test_the_margin_of_a_greedy_choice() -> None:
+    """The gap of both logits, whichever is the higher."""
+    expected = f"logit gap {DRIFT_LOGITS / 2:.4f}"
+    assert margin_text(LOGITS, row(temperature=0.0), 1, 2) == expected
+    assert margin_text(LOGITS, row(temperature=0.0), 2, 1) == expected
+
+
+def test_the_margin_of_a_draw() -> None:
+    """The draw, and how far it is from the piece of the token that is further off."""
+    drawn = uniform(3, 0)
+    own = int(drawn * 4)
+    for other in {0, 1, 2, 3} - {own}:
+        away = max(other / 4 - drawn, drawn - (other + 1) / 4)
+        expected = f"draw {drawn:.4f}, {away:.4f} away"
+        assert margin_text(torch.zeros(4), row(temperature=1.0, seed=3), own, other) == expected
 
 
 def test_the_logits_stay_as_they_are() -> None:

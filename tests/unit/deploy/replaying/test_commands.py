@@ -17,6 +17,7 @@ from headrace.deploy import cli
         (("dump", "f", "--from", "2026-01-01T00:00:00"), "time zone"),
         (("dump", "f", "--from", "1h", "--to", "2h"), "--from must be before --to"),
         (("dump", "f", "--last", "0"), "--last"),
+        (("dump", "f", "--last", "9" * 24), "--last"),
         (("replay", "f", "--last", "5"), "replayed as a whole"),
         (("replay", "--pace", "quick"), "is no pace"),
         (("replay", "--id", "a/b"), "letters and digits"),
@@ -44,7 +45,20 @@ def test_a_file_that_is_not_there(
     """Named; exit code 1."""
     path = tmp_path / "none.jsonl"
     assert cli.run([command, str(path)]) == 1
-    assert str(path) in capsys.readouterr().err
+    assert capsys.readouterr().err == f"headrace: {path}: no such file\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("replay", "--last", "5"), ("shadow", "--requests", "5")], ids=" ".join
+)
+def test_a_model_that_is_not_there(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found out without a Kafka."""
+    nobody = ("--kafka", "127.0.0.1:1", "--model", "./candidate")
+    assert cli.run([*words, *nobody]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headrace: unknown model './candidate'")
 
 
 @pytest.mark.parametrize("command", ["replay", "restore"])

@@ -148,9 +148,19 @@ def test_a_conversation_that_began_before_the_range() -> None:
     """Another prompt, or a refusal, is no wonder; the same prompt is compared."""
     other_prompt = verdict(answer([0], prompt_tokens=9), answer([0]), TURN)
     assert told(other_prompt) == (Outcome.NOT_COMPARABLE, Reason.HISTORY)
+    assert other_prompt.detail == "9 -> 3 prompt tokens"
     refused = verdict(answer([0]), failed(ErrorCode.SESSION_OUT_OF_SYNC), TURN)
     assert told(refused) == (Outcome.NOT_COMPARABLE, Reason.HISTORY)
     assert verdict(answer([1, 0]), answer([1, 0]), TURN) == EXACT
+
+
+def test_a_prompt_of_the_same_length_is_told_as_that() -> None:
+    """Two equal numbers would say nothing."""
+    answered = answer([0])
+    answered.prompt_ids = [8, 8, 8]
+    found = verdict(answer([0]), answered)
+    assert told(found) == (Outcome.DIFFERENT, Reason.PROMPT)
+    assert found.detail == "3 prompt tokens: same length, other tokens"
 
 
 def test_an_unknown_seed_is_not_comparable() -> None:

@@ -62,7 +62,9 @@ def test_greedy(
         made(model, [*COMMON, first, 8]),
         PARTED,
     )
-    assert model.is_drift(row) is expected
+    found = model.drift_of(row)
+    assert (found is not None) is expected
+    assert found in (None, f"logit gap {abs(gap) * DRIFT_LOGITS:.4f}")
 
 
 def test_a_token_that_the_model_would_not_choose_is_no_drift(
@@ -72,14 +74,15 @@ def test_a_token_that_the_model_would_not_choose_is_no_drift(
     first, second, _ = best
     asked = request(temperature=0)
     recorded = made(model, [*COMMON, first, 7])
-    assert not model.is_drift(Row(asked, recorded, made(model, [*COMMON, second, 8]), PARTED))
+    found = model.drift_of(Row(asked, recorded, made(model, [*COMMON, second, 8]), PARTED))
+    assert found is None
 
 
 def test_without_the_prompt_nothing_can_be_said(model: CandidateModel) -> None:
     """Such an answer is different."""
     answered = made(model, [*COMMON, 7])
     answered.prompt_ids = None
-    assert not model.is_drift(Row(request(), made(model, [*COMMON, 8]), answered, PARTED))
+    assert model.drift_of(Row(request(), made(model, [*COMMON, 8]), answered, PARTED)) is None
 
 
 def test_texts_are_whole_characters(model: CandidateModel, tiny_model_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """Dump files: compression, damage of every kind, and memory that stays small."""
 
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,13 @@ from typing import Any
 import pytest
 import zstandard
 
-from headrace.deploy.replaying.dump_file import DumpExistsError, DumpWriter, check_dump, read_dump
+from headrace.deploy.replaying.dump_file import (
+    DumpExistsError,
+    DumpWriter,
+    NoRegularFileError,
+    check_dump,
+    read_dump,
+)
 from headrace.schemas.dump import DumpError, DumpHeader, DumpRecord
 
 HEADER = DumpHeader("headrace", 12, "2026-01-02T03:04:05Z")
@@ -165,6 +172,34 @@ def test_a_file_that_was_cut_off_is_found_wherever(tmp_path: Path, name: str) ->
         path.write_bytes(data[:length])
         with pytest.raises(DumpError):
             check_dump(path)
+
+
+def test_compressed_data_that_was_cut_off_may_unpack_to_nothing(tmp_path: Path) -> None:
+    """Nothing comes out of a first block that is not whole."""
+    path = written(tmp_path / "d.zst", RECORDS * 50)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DumpError, match=r"line 1: .*cut off"):
+        check_dump(path)
+
+
+@pytest.mark.timeout(5)
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """To open one would wait for its writer, for ever and deaf to Ctrl-C; and it is read twice."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(NoRegularFileError, match="pipe is no regular file"):
+        check_dump(path)
+
+
+@pytest.mark.timeout(5)
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    """A pipe, a device as /dev/stdout, or a folder: a file in its place would be a surprise."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(NoRegularFileError, match="is no regular file"):
+            DumpWriter(path, HEADER, replace=True)
+    assert pipe.is_fifo()
 
 
 def test_damaged_compression_is_found(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ WHOLE = request(key=b"s", temperature=0, context="replace")
 OTHER = request(key=b"other", temperature=0)
 
 
-def judge(is_drift: Callable[[Row], bool] = lambda row: False) -> Judge:
-    return Judge(texts_of, is_drift)
+def judge(drift_of: Callable[[Row], str | None] = lambda row: None) -> Judge:
+    return Judge(texts_of, drift_of)
 
 
 def same() -> tuple[Answer, Answer]:
@@ -52,6 +52,25 @@ def test_a_turn_behind_a_cancelled_one_is_not_comparable() -> None:
     assert judging.judge(TURN, *other()).verdict.reason is Reason.EARLIER_TURN
 
 
+def test_another_prompt_behind_a_difference_is_that_differences() -> None:
+    """The conversation is not missing: it has become another one."""
+    judging = judge()
+    assert judging.judge(TURN, *other()).verdict.outcome is Outcome.DIFFERENT
+    longer = answer([1, 0], prompt_tokens=9)
+    later = judging.judge(TURN, longer, answer([1, 0])).verdict
+    assert (later.outcome, later.reason) == (Outcome.NOT_COMPARABLE, Reason.EARLIER_TURN)
+    assert later.detail == "9 -> 3 prompt tokens"
+
+
+def test_behind_a_missing_beginning_all_turns_lack_it() -> None:
+    """No turn in the range is to blame."""
+    judging = judge()
+    for _ in range(2):
+        found = judging.judge(TURN, answer([1, 0], prompt_tokens=9), answer([1, 0])).verdict
+        assert (found.outcome, found.reason) == (Outcome.NOT_COMPARABLE, Reason.HISTORY)
+    assert judging.judge(TURN, *other()).verdict.reason is Reason.HISTORY
+
+
 def test_no_answer_is_no_answer_wherever_it_stands() -> None:
     """A worker that hangs must not hide behind an earlier difference."""
     judging = judge()
@@ -61,15 +80,16 @@ def test_no_answer_is_no_answer_wherever_it_stands() -> None:
 
 def test_a_near_tie_is_drift_between_two_fingerprints_only() -> None:
     """Equal fingerprints promise equal tokens."""
-    judging = judge(lambda row: True)
-    assert judging.judge(ALONE, *other("g")).verdict.outcome is Outcome.DRIFT
+    judging = judge(lambda row: "logit gap 0.1")
+    drifted = judging.judge(ALONE, *other("g")).verdict
+    assert (drifted.outcome, drifted.detail) == (Outcome.DRIFT, "logit gap 0.1")
     assert judging.judge(ALONE, *other("f")).verdict.outcome is Outcome.DIFFERENT
     assert judge().judge(ALONE, *other("g")).verdict.outcome is Outcome.DIFFERENT
 
 
 def test_only_other_tokens_can_drift() -> None:
     """Another prompt or end has other causes."""
-    judging = judge(lambda row: True)
+    judging = judge(lambda row: "logit gap 0.1")
     recorded = answer([1, 0], prompt_tokens=9)
     found = judging.judge(ALONE, recorded, answer([2, 0], fingerprint="g")).verdict
     assert (found.outcome, found.reason) == (Outcome.DIFFERENT, Reason.PROMPT)
@@ -77,6 +97,6 @@ def test_only_other_tokens_can_drift() -> None:
 
 def test_drift_changes_the_conversation() -> None:
     """As any other difference does."""
-    judging = judge(lambda row: True)
+    judging = judge(lambda row: "logit gap 0.1")
     assert judging.judge(TURN, *other("g")).verdict.outcome is Outcome.DRIFT
     assert judging.judge(TURN, *other("g")).verdict.reason is Reason.EARLIER_TURN

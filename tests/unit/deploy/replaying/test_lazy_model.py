@@ -20,6 +20,6 @@ def test_a_model_that_cannot_be_loaded_is_said_once(
     (tmp_path / "config.json").write_text("{}")
     model = LazyModel(Settings(model=str(tmp_path)))
     row = Row(request(), answer([1, 0]), answer([2, 0]), PARTED)
-    assert [model.is_drift(row) for _ in range(3)] == [False] * 3
+    assert [model.drift_of(row) for _ in range(3)] == [None] * 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("drift is not told from other differences: ModelLoadError(")

@@ -1,14 +1,16 @@
 """The counts of a report, its gate, its texts and its picture."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from headrace.deploy.replaying.comparison import EXACT, Outcome, Parting, Reason, Verdict
+from headrace.deploy.replaying.engine_info import EngineInfo, build_labels
 from headrace.deploy.replaying.judging import Row
 from headrace.deploy.replaying.report import Gate, Report, row_json
-from headrace.deploy.replaying.report_plot import plot_report
+from headrace.deploy.replaying.report_plot import bin_edges, draw_report, plot_report
 from headrace.deploy.replaying.report_text import report_text
 from tests.replayed_answers import answer, request
 
@@ -52,8 +54,37 @@ def test_counts() -> None:
     names = ("requests", "compared", "exact", "numeric_drift", "different", "not_comparable")
     assert [said[name] for name in names] == [5, 4, 2, 1, 1, 1]
     assert said["not_comparable_because"] == {"the conversation before it is missing": 1}
-    assert said["fingerprints"] == {"recorded": ["f"], "answered": ["g"]}
+    assert said["fingerprints"] == {"recorded": ["f"], "now": ["g"]}
     assert [row["first_differing_token"] for row in said["first_differing"]] == [7, 7]
+
+
+def test_what_answers_now_stands_beside_its_fingerprint() -> None:
+    """With number format and batch size, where our own workers told them."""
+    rows = report(EXACT).rows
+    told = Report(rows, Gate(), engine=EngineInfo("tiny", "bfloat16", 4))
+    lines = report_text(told).splitlines()
+    assert "recorded        m, fingerprint f" in lines
+    assert "now             tiny bfloat16 batch 4, fingerprint g" in lines
+    assert "now             m, fingerprint g" in report_text(report(EXACT)).splitlines()
+    said = told.as_json()
+    assert said["engine"] == {"model": "tiny", "dtype": "bfloat16", "max_batch_size": 4}
+    assert said["models"] == {"recorded": ["m"], "now": ["m"]}
+
+
+def test_the_worker_tells_what_it_runs() -> None:
+    """In its metrics, among others."""
+    text = "# TYPE headrace_build_info gauge\n"
+    text += 'headrace_build_info{version="1",model="m",dtype="bfloat16",fingerprint="f"} 1.0\n'
+    assert build_labels(f"other 1.0\n{text}")["dtype"] == "bfloat16"
+    assert build_labels("other 1.0\n") == {}
+
+
+def test_an_interruption_does_not_pass() -> None:
+    """Whatever came of the rest stands behind it."""
+    assert Report(report(EXACT).rows, Gate(), interrupted=True).problem == "interrupted"
+    both = Report(report(DIFFERENT).rows, Gate(), interrupted=True)
+    assert both.problem == "interrupted; 1 of 1 compared answers: different"
+    assert not both.as_json()["passed"]
 
 
 def test_rows_hold_the_texts_where_they_are_wanted() -> None:
@@ -81,5 +112,31 @@ def test_a_long_list_is_cut() -> None:
 def test_a_picture_can_be_drawn_of_any(verdicts: tuple[Verdict, ...], tmp_path: Path) -> None:
     """Also where nothing differs, or nothing was compared."""
     path = tmp_path / "p.png"
-    plot_report(report(*verdicts), path, "title")
+    plot_report(report(*verdicts), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("highest", "width", "number"), [(0, 1, 1), (29, 1, 30), (30, 3, 11), (300, 11, 28)]
+)
+def test_bins_are_centred_on_whole_numbers(highest: int, width: int, number: int) -> None:
+    """All of them are there, in as many as can be told apart."""
+    edges = bin_edges(highest)
+    assert len(edges) == number + 1
+    assert edges[0] == -0.5
+    assert edges[-1] > highest
+    assert {b - a for a, b in pairwise(edges)} == {width}
+
+
+def test_the_legend_names_what_is_drawn() -> None:
+    """An outcome without a bar is not in it, and both sides are called as in the table."""
+    _, partings, times = draw_report(report(EXACT, DRIFT)).axes
+    assert [text.get_text() for text in partings.get_legend().get_texts()] == ["numeric drift"]
+    assert [text.get_text() for text in times.get_legend().get_texts()] == ["recorded", "now"]
+
+
+def test_an_empty_panel_has_no_axes() -> None:
+    """Only its words."""
+    _, partings, _ = draw_report(report(EXACT)).axes
+    assert not partings.axison
+    assert [text.get_text() for text in partings.texts] == ["none differs"]

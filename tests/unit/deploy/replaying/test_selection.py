@@ -82,3 +82,10 @@ def test_no_paces(text: str) -> None:
     """Refused, not guessed."""
     with pytest.raises(ValueError, match=r"^is no pace"):
         Pace.parse(text)
+
+
+@pytest.mark.parametrize("missing_ms", [0, -1])
+def test_a_request_without_a_time_is_due_at_once(missing_ms: int) -> None:
+    """Nor do those behind it wait for the decades since 1970."""
+    pace = Pace.parse("original")
+    assert [pace.due_s(ms) for ms in (missing_ms, 5_000, missing_ms, 7_000)] == [0, 0, 0, 2]

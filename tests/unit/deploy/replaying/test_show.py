@@ -8,7 +8,7 @@ import pytest
 from headrace.deploy.commands.report_flags import Outputs, show
 from headrace.deploy.replaying.comparison import EXACT, Outcome, Parting, Reason, Verdict
 from headrace.deploy.replaying.judging import Row
-from headrace.deploy.replaying.report import Gate, Report
+from headrace.deploy.replaying.report import Gate
 from headrace.deploy.replaying.trial import Trial
 from tests.replayed_answers import answer, request
 
@@ -18,7 +18,7 @@ DIFFERENT = Verdict(Outcome.DIFFERENT, Reason.TOKENS, parting=Parting(0, "a", "b
 def shown(*verdicts: Verdict, rows: Path | None = None, as_json: bool = False) -> int:
     made = [Row(request(), answer([1, 0]), answer([2, 0]), verdict) for verdict in verdicts]
     trial = Trial(made, "live.replay-x", "m", 2, 1.5)
-    return show(Report(made, Gate()), trial, Outputs(None, rows, as_json))
+    return show(trial, Gate(), Outputs(None, rows, as_json))
 
 
 def test_pass(capsys: pytest.CaptureFixture[str]) -> None:
