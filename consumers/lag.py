@@ -3,7 +3,6 @@
 Plain data. Where they come from is `lag_service`'s.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -45,12 +44,8 @@ class Lag:
     @property
     def seconds(self) -> float:
         """Of the partition that is furthest behind."""
-        return _largest(one.seconds for one in self.partitions)
+        return max((one.seconds for one in self.partitions), default=0.0)
 
     @property
     def tokens(self) -> int:
         return sum(one.tokens for one in self.partitions)
-
-
-def _largest(values: Iterable[float]) -> float:
-    return max(values, default=0.0)

@@ -7,6 +7,7 @@ from aiokafka.errors import KafkaError
 
 from headrace.consumers.kafka_reader import KAFKA_TIMEOUT_S, bounded, find_partitions, reading
 from headrace.consumers.log_event import decode_event
+from headrace.consumers.range_reader import readable_spans
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
 
@@ -31,22 +32,20 @@ async def newest_events(settings: Settings) -> list[dict[str, Any]]:
 
 async def _newest(consumer: Any, topic: str) -> list[dict[str, Any]]:
     found: list[tuple[int, dict[str, Any]]] = []
-    parts = await find_partitions(consumer, topic)
-    starts = await bounded("offsets", consumer.beginning_offsets(parts))
-    ends = await bounded("offsets", consumer.end_offsets(parts))
-    unread = {part for part in parts if starts[part] < ends[part]}
+    spans = await readable_spans(consumer, await find_partitions(consumer, topic))
+    unread = {part for part, span in spans.items() if span.num_offsets}
     if not unread:
         return []
     consumer.assign(list(unread))
     for part in unread:
-        consumer.seek(part, max(starts[part], ends[part] - LAST_RECORDS))
+        consumer.seek(part, max(spans[part].start, spans[part].end - LAST_RECORDS))
     deadline_s = time.monotonic() + LOOK_TIMEOUT_S
     while unread and time.monotonic() < deadline_s:
         found += [_dated(record) for record in await _poll(consumer)]
         unread = {
             part
             for part in unread
-            if await bounded("position", consumer.position(part)) < ends[part]
+            if await bounded("position", consumer.position(part)) < spans[part].end
         }
     return [event for _, event in sorted(found, key=lambda one: one[0]) if "usage" in event]
 

@@ -12,8 +12,26 @@ from typing import Any
 from headrace.deploy.commands.options import GATEWAY_FLAGS, WORKER_FLAGS, flag_name
 from headrace.deploy.local_services import changed
 from headrace.deploy.processes import free_port
+from headrace.deploy.progress import ModelProgress
 from headrace.deploy.supervisor import Program
+from headrace.models.store import resolve_model
 from headrace.schemas.settings import Settings
+
+STOP_GRACE_S = 5.0
+"""On top of the drain timeout, before a program that does not end is killed."""
+
+
+def stop_timeout_s(settings: Settings) -> float:
+    """How long a program may take to end."""
+    return settings.drain_timeout_s + STOP_GRACE_S
+
+
+def with_model(settings: Settings) -> Settings:
+    """Fetch the model; a folder becomes an absolute path, because our children run elsewhere."""
+    with ModelProgress(settings.model) as progress:
+        found = resolve_model(settings.model, on_progress=progress.show)
+    given = Path(settings.model).expanduser()
+    return changed(settings, model=str(given.resolve())) if found == given else settings
 
 
 def worker_program(settings: Settings, log_dir: Path, number: int, sharing: int) -> Program:

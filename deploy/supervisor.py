@@ -5,7 +5,6 @@ that no child outlives us.
 """
 
 import asyncio
-import http.client
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from headrace.consumers.despite_cancel import finish_despite_cancel
+from headrace.deploy.http_get import get_text
 from headrace.deploy.processes import ServerProcess, ServiceStartError
 
 READY_TIMEOUT_S = 300.0
@@ -156,11 +156,4 @@ class Supervised:
 
 def answers(host: str, port: int, path: str) -> bool:
     """Whether a GET of this address gives 200 now."""
-    connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return get_text(host, port, path, timeout_s=PROBE_TIMEOUT_S) is not None

@@ -20,17 +20,17 @@ from headrace.deploy.autoscale.scaler import Scaler
 from headrace.deploy.console import note
 from headrace.deploy.local_services import LocalServices, StackError, changed, data_folder
 from headrace.deploy.processes import free_port, port_is_free
-from headrace.deploy.programs import gateway_program, worker_program
-from headrace.deploy.progress import ModelProgress
+from headrace.deploy.programs import (
+    gateway_program,
+    stop_timeout_s,
+    with_model,
+    worker_program,
+)
 from headrace.deploy.scrape_targets import TargetsFile
 from headrace.deploy.supervisor import Program, Supervised
 from headrace.deploy.topics import check_topics, ensure_topics
-from headrace.models.store import resolve_model
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings
-
-STOP_GRACE_S = 5.0
-"""On top of the drain timeout, before a worker that does not end is killed."""
 
 WATCH_INTERVAL_S = 0.5
 _METRICS_HOST = "127.0.0.1"
@@ -90,7 +90,7 @@ def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack]
     try:
         with ExitStack() as stack:
             data_dir = stack.enter_context(_folder(settings, options))
-            services = LocalServices(_with_model(settings), data_dir, stack)
+            services = LocalServices(with_model(settings), data_dir, stack)
             settings = _with_http_port(services.settings)
             asyncio.run(_ensure_topics(settings, options.num_partitions))
             running = Stack(settings, data_dir, services.exports)
@@ -120,14 +120,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _with_model(settings: Settings) -> Settings:
-    """Fetch the model; a folder becomes an absolute path, because our children run elsewhere."""
-    with ModelProgress(settings.model) as progress:
-        found = resolve_model(settings.model, on_progress=progress.show)
-    given = Path(settings.model).expanduser()
-    return changed(settings, model=str(given.resolve())) if found == given else settings
-
-
 def _with_http_port(settings: Settings) -> Settings:
     """The port of the settings, or another where it is taken and nobody asked for it."""
     port = settings.http_port
@@ -153,10 +145,10 @@ class _Processes:
         self._stack, self._options, self._services = stack, options, services
         self._stop = asyncio.Event()
         settings = stack.settings
-        stop_timeout_s = settings.drain_timeout_s + STOP_GRACE_S
-        self._fleet = Fleet(self._worker, stop_timeout_s=stop_timeout_s, on_note=note)
+        timeout_s = stop_timeout_s(settings)
+        self._fleet = Fleet(self._worker, stop_timeout_s=timeout_s, on_note=note)
         self._gateway = Supervised(
-            gateway_program(settings, stack.log_dir), stop_timeout_s=stop_timeout_s, on_restart=note
+            gateway_program(settings, stack.log_dir), stop_timeout_s=timeout_s, on_restart=note
         )
         self._targets = TargetsFile(stack.log_dir)
         self._autoscaler: str | None = None

@@ -12,15 +12,14 @@ from typing import TypeVar
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from headrace.producers.outgoing import OutgoingRecord, close_producer
-from headrace.producers.request_producer import ProduceError, TopicMissingError
+from headrace.producers.outgoing import OutgoingRecord, close_producer, partitions_of
+from headrace.producers.request_producer import ProduceError
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
-TOPIC_TIMEOUT_S = 5.0
 ACK_TIMEOUT_S = 30.0
 
 MAX_UNACKNOWLEDGED = 500
@@ -40,12 +39,7 @@ class RecordWriter:
 
     async def num_partitions(self, topic: str) -> int:
         """How many partitions `topic` has. Raises: TopicMissingError."""
-        try:
-            async with asyncio.timeout(TOPIC_TIMEOUT_S):
-                return len(await self._producer.partitions_for(topic))
-        except (TimeoutError, KafkaError) as problem:
-            what = f"topic {topic} at {self._settings.kafka}"
-            raise TopicMissingError(what, TOPIC_TIMEOUT_S) from problem
+        return len(await partitions_of(self._producer, topic, self._settings))
 
     async def write(self, record: OutgoingRecord, *, timestamp_ms: int | None = None) -> None:
         """Hand a record over; its time is now unless one is given.

@@ -21,7 +21,7 @@ from aiokafka.errors import (
     UnknownProducerId,
 )
 
-from headrace.producers.outgoing import OutgoingRecord, close_producer
+from headrace.producers.outgoing import OutgoingRecord, close_producer, partitions_of
 from headrace.schemas.control import decode_control
 from headrace.schemas.dead_letter import Retry
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
@@ -31,7 +31,6 @@ from headrace.schemas.settings import Settings
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_PAUSE_S = 0.5
-TOPIC_TIMEOUT_S = 5.0
 PRODUCE_TIMEOUT_S = 20.0
 
 _log = structlog.get_logger(__name__)
@@ -39,16 +38,6 @@ _log = structlog.get_logger(__name__)
 # NOTE: an idempotent producer counts records per partition. One that the broker refuses for good
 # leaves a hole in that count, and all after it are refused too, so such a producer is replaced.
 _LOST_COUNT = (OutOfOrderSequenceNumber, UnknownProducerId)
-
-
-class TopicMissingError(UnavailableError):
-    """The topic is not there (or the broker went away before it was looked up)."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} was not found within {self.timeout_s:g} s: "
-            "create the topics with `headrace topics create`"
-        )
 
 
 class ProduceError(HeadraceError):
@@ -156,8 +145,8 @@ class RequestProducer:
         """`partition` if `topic` has it; else the client library chooses one."""
         if partition is None or self._producer is None:
             return None
-        await self._require_topic(self._producer, topic)
-        return partition if partition in await self._producer.partitions_for(topic) else None
+        numbers = await self._require_topic(self._producer, topic)
+        return partition if partition in numbers else None
 
     async def _control(self, body: dict[str, str], session_id: str, tenant: str) -> tuple[int, int]:
         value = _encode({**body, "session_id": session_id, "tenant": tenant})
@@ -220,13 +209,8 @@ class RequestProducer:
             raise _refused(record, problem) from problem
         return written.partition, written.offset
 
-    async def _require_topic(self, producer: AIOKafkaProducer, topic: str) -> None:
-        try:
-            async with asyncio.timeout(TOPIC_TIMEOUT_S):
-                await producer.partitions_for(topic)
-        except (TimeoutError, KafkaError) as problem:
-            what = f"topic {topic} at {self._settings.kafka}"
-            raise TopicMissingError(what, TOPIC_TIMEOUT_S) from problem
+    async def _require_topic(self, producer: AIOKafkaProducer, topic: str) -> set[int]:
+        return await partitions_of(producer, topic, self._settings)
 
     def _check_size(self, record: OutgoingRecord) -> None:
         size_bytes = record.size_bytes

@@ -1,10 +1,9 @@
 """A worker's counters, read from its `/metrics`."""
 
-import http.client
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.deploy.autoscale.speed import Counters
+from headrace.deploy.http_get import get_text
 from headrace.schemas.metrics import PREFIX
 
 TIMEOUT_S = 1.0
@@ -15,17 +14,11 @@ def read_counters(host: str, port: int) -> Counters | None:
 
     Blocks for at most TIMEOUT_S for each part of the answer: for a thread.
     """
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    text = get_text(host, port, "/metrics", timeout_s=TIMEOUT_S)
     try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        if answer.status != http.client.OK:
-            return None
-        return counters_in(answer.read().decode())
-    except (OSError, http.client.HTTPException, ValueError):
+        return None if text is None else counters_in(text)
+    except ValueError:
         return None
-    finally:
-        connection.close()
 
 
 def counters_in(text: str) -> Counters:

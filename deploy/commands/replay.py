@@ -28,6 +28,7 @@ from headrace.deploy.commands.report_flags import (
 )
 from headrace.deploy.console import note
 from headrace.deploy.dead_letter_text import printable
+from headrace.deploy.programs import with_model
 from headrace.deploy.replaying.dump_file import check_dump
 from headrace.deploy.replaying.pace import Pace
 from headrace.deploy.replaying.recording import record
@@ -35,7 +36,6 @@ from headrace.deploy.replaying.report import Gate
 from headrace.deploy.replaying.selection import Selection
 from headrace.deploy.replaying.trial import Trial, TrialOptions
 from headrace.deploy.replaying.trial import replay as run_replay
-from headrace.deploy.replaying.worker_processes import with_model
 from headrace.schemas.settings import Settings
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from headrace.consumers.log_event import LogEvent, decode_event
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
 from headrace.deploy.commands.output import ReplyText, failure_text, statistics, write, write_json
-from headrace.producers.request_producer import TopicMissingError
+from headrace.producers.outgoing import TopicMissingError
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.reply import ReplyReader, Seen, is_last
 from headrace.schemas.request import DEFAULT_TENANT

@@ -3,11 +3,11 @@
 Knows the metric that says it, and nothing of what is done with it.
 """
 
-import http.client
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.deploy.http_get import get_text
 from headrace.schemas.metrics import PREFIX
 from headrace.schemas.settings import Settings
 
@@ -49,11 +49,8 @@ def build_labels(text: str) -> dict[str, str]:
 
 
 def _build_labels(port: int) -> dict[str, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    text = get_text("127.0.0.1", port, "/metrics", timeout_s=TIMEOUT_S)
     try:
-        connection.request("GET", "/metrics")
-        return build_labels(connection.getresponse().read().decode())
-    except (OSError, http.client.HTTPException, ValueError):
+        return build_labels(text or "")
+    except ValueError:
         return {}  # the settings say it then
-    finally:
-        connection.close()

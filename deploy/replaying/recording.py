@@ -17,7 +17,7 @@ from headrace.consumers.range_reader import RangeReader, Span, readable_spans
 from headrace.deploy.counted import Counted
 from headrace.deploy.replaying.dump_file import DumpWriter
 from headrace.deploy.replaying.selection import Selection
-from headrace.producers.request_producer import TopicMissingError
+from headrace.producers.outgoing import TopicMissingError
 from headrace.schemas.control import Cancel, Control, decode_control
 from headrace.schemas.dump import DumpHeader, DumpRecord, Kind
 from headrace.schemas.errors import RequestError, UnavailableError

@@ -16,6 +16,7 @@ from headrace.consumers.kafka_reader import find_partitions, reading
 from headrace.consumers.range_reader import RangeReader, Span, readable_spans
 from headrace.deploy.console import note
 from headrace.deploy.counted import Counted
+from headrace.deploy.programs import with_model
 from headrace.deploy.replaying.case_book import CaseBook
 from headrace.deploy.replaying.dump_file import check_dump
 from headrace.deploy.replaying.interruption import Interruption
@@ -30,7 +31,7 @@ from headrace.deploy.replaying.trial import (
     log_folder,
     standing,
 )
-from headrace.deploy.replaying.worker_processes import running_workers, with_model
+from headrace.deploy.replaying.worker_processes import running_workers
 from headrace.schemas.settings import Settings
 
 WATCH_INTERVAL_S = 0.5

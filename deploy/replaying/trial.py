@@ -16,6 +16,7 @@ from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.consumers.log_event import LogEvent
 from headrace.deploy.console import note
 from headrace.deploy.counted import Counted
+from headrace.deploy.programs import with_model
 from headrace.deploy.replaying.answer import Answer
 from headrace.deploy.replaying.asking import Asking
 from headrace.deploy.replaying.case_book import CaseBook, Name, originals
@@ -25,7 +26,7 @@ from headrace.deploy.replaying.judging import Judge, Row
 from headrace.deploy.replaying.lazy_model import LazyModel
 from headrace.deploy.replaying.namespace import Namespace, NamespaceTakenError
 from headrace.deploy.replaying.pace import Pace
-from headrace.deploy.replaying.worker_processes import running_workers, with_model
+from headrace.deploy.replaying.worker_processes import running_workers
 from headrace.producers.record_writer import writing
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import Settings

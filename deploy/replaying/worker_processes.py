@@ -9,25 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headrace.deploy.console import note
-from headrace.deploy.local_services import changed
-from headrace.deploy.programs import worker_program
-from headrace.deploy.progress import ModelProgress
+from headrace.deploy.programs import stop_timeout_s, worker_program
 from headrace.deploy.replaying.engine_info import EngineInfo, read_engine_info
 from headrace.deploy.supervisor import Supervised
-from headrace.models.store import resolve_model
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings
-
-STOP_GRACE_S = 5.0
-"""On top of the drain timeout, before a worker that does not end is killed."""
-
-
-def with_model(settings: Settings) -> Settings:
-    """Fetch the model; a folder becomes an absolute path, because the workers run elsewhere."""
-    with ModelProgress(settings.model) as progress:
-        found = resolve_model(settings.model, on_progress=progress.show)
-    given = Path(settings.model).expanduser()
-    return changed(settings, model=str(given.resolve())) if found == given else settings
 
 
 @asynccontextmanager
@@ -44,7 +30,7 @@ async def running_workers(
     supervised = [
         Supervised(
             worker_program(settings, log_dir, index, number),
-            stop_timeout_s=settings.drain_timeout_s + STOP_GRACE_S,
+            stop_timeout_s=stop_timeout_s(settings),
             on_restart=note,
         )
         for index in range(1, number + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from headrace.consumers import kafka_reader
 from headrace.consumers.dlq_reader import (
@@ -24,6 +24,7 @@ from headrace.producers.request_producer import ProduceError, RequestProducer
 from headrace.schemas.dead_letter import DeadLetter, DlqPlace
 from headrace.schemas.settings import Settings, load_settings
 from tests.pipeline import Pipeline
+from tests.producing import ended_at, producing
 from tests.unit.consumers.running import running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -37,16 +38,6 @@ async def settings(kafka_bootstrap: str, topic_prefix: str) -> Settings:
     settings = load_settings(kafka=kafka_bootstrap, topic_prefix=topic_prefix)
     await ensure_topics(settings, partitions=3)
     return settings
-
-
-@asynccontextmanager
-async def plain_producer(settings: Settings, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
-    producer = AIOKafkaProducer(**settings.kafka_options(), **options)
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await producer.stop()
 
 
 @asynccontextmanager
@@ -109,7 +100,7 @@ RAW: Sequence[tuple[bytes | None, bytes | None]] = [
 async def test_letters_are_read_as_they_lie_and_retried_as_they_came(settings: Settings) -> None:
     """Null, empty and any bytes survive both ways; nothing is added but the id."""
     own = [("traceparent", b"00-1"), ("gone", None), ("odd", b"\xff")]
-    async with plain_producer(settings) as producer:
+    async with producing(settings) as producer:
         for number, (key, value) in enumerate(RAW):
             headers = [*own, *about(settings, offset=str(number))]
             await producer.send_and_wait(
@@ -138,7 +129,7 @@ async def test_a_retry_too_large_for_the_requests_is_refused_and_the_next_one_go
     """The dead-letter topic takes more than the request topic."""
     big = b"x" * (settings.max_record_bytes + 1)
     limit = settings.max_response_bytes
-    async with plain_producer(settings, max_request_size=limit) as producer:
+    async with producing(settings, max_request_size=limit) as producer:
         for value in (big, b"{"):
             await producer.send_and_wait(
                 settings.topics.dlq, value, key=b"s1", headers=about(settings)
@@ -151,27 +142,16 @@ async def test_a_retry_too_large_for_the_requests_is_refused_and_the_next_one_go
         await retrying.resubmit(small.retry(settings.topics.requests))
 
 
-async def ended_at(settings: Settings, end: int) -> None:
-    """Wait for the marker: a transaction's end is acknowledged before it is written."""
-    part = TopicPartition(settings.topics.dlq, 0)
-    async with (
-        kafka_reader.reading(settings, max_partition_fetch_bytes=1000) as consumer,
-        asyncio.timeout(10),
-    ):
-        while (await consumer.end_offsets([part]))[part] != end:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.05)
-
-
 async def test_reading_ends_at_the_end_it_saw_also_behind_markers(settings: Settings) -> None:
     """Aborted records and transaction markers are no letters; later ones are not waited for."""
     topic = settings.topics.dlq
-    async with plain_producer(settings) as producer:
+    async with producing(settings) as producer:
         await producer.send_and_wait(topic, b"{", partition=0, headers=about(settings))
-        async with plain_producer(settings, transactional_id=settings.topic_prefix) as other:
+        async with producing(settings, transactional_id=settings.topic_prefix) as other:
             await other.begin_transaction()
             await other.send_and_wait(topic, b"aborted", partition=0)
             await other.abort_transaction()
-        await ended_at(settings, 3)
+        await ended_at(settings, settings.topics.dlq, 3)
         async with reading_dlq(settings) as reader:
             assert [one.record.value async for one in reader.letters()] == [b"{"]
             await producer.send_and_wait(topic, b"later", partition=0)
@@ -183,7 +163,7 @@ async def test_reading_ends_at_the_end_it_saw_also_behind_markers(settings: Sett
 async def test_letters_since_a_time(settings: Settings) -> None:
     """By the letter's own time."""
     start_ms = int(time.time() * 1000) - 60_000  # an older one is retention's
-    async with plain_producer(settings) as producer:
+    async with producing(settings) as producer:
         for number in range(4):
             await producer.send_and_wait(
                 settings.topics.dlq,
@@ -209,7 +189,7 @@ async def test_a_place_without_a_letter_says_what_there_is(
     settings: Settings, place: DlqPlace, why: str
 ) -> None:
     """One clear line."""
-    async with plain_producer(settings) as producer:
+    async with producing(settings) as producer:
         await producer.send_and_wait(settings.topics.dlq, b"x", partition=1)
     async with reading_dlq(settings) as reader:
         with pytest.raises(DeadLetterMissingError, match=f"no dead letter {place}: {why}"):

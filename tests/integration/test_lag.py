@@ -18,6 +18,7 @@ from headrace.consumers.lag_service import CATCH_UP_S, LagService
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
+from tests.producing import producing
 from tests.unit.consumers.doubles import ResponseWriter, answer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
@@ -43,16 +44,6 @@ async def service(settings: Settings) -> AsyncIterator[LagService]:
     await service.stop()
 
 
-@asynccontextmanager
-async def _producer(settings: Settings, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
-    producer = AIOKafkaProducer(bootstrap_servers=settings.kafka, **options)
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await producer.stop()
-
-
 async def _write(
     producer: AIOKafkaProducer,
     settings: Settings,
@@ -71,7 +62,7 @@ async def _write(
 
 
 async def _fill(settings: Settings, count: int, **where: Any) -> None:
-    async with _producer(settings) as producer:
+    async with producing(settings) as producer:
         await _write(producer, settings, count, **where)
 
 
@@ -201,7 +192,7 @@ async def test_markers_and_aborted_records_do_not_count(
     service: LagService, settings: Settings
 ) -> None:
     """Three transactions, the middle one aborted; 8 records in 15 offsets."""
-    async with _producer(settings, transactional_id=f"{settings.group}-t") as producer:
+    async with producing(settings, transactional_id=f"{settings.group}-t") as producer:
         for count, aborted in ((3, False), (4, True), (5, False)):
             await producer.begin_transaction()
             await _write(producer, settings, count)
@@ -222,7 +213,7 @@ async def test_an_open_transaction_is_not_there_yet(
     was committed by hand is none of another log.
     """
     await _fill(settings, 2)
-    async with _producer(settings, transactional_id=f"{settings.group}-t") as producer:
+    async with producing(settings, transactional_id=f"{settings.group}-t") as producer:
         await producer.begin_transaction()
         await _write(producer, settings, 3)
         await _fill(settings, 4)
@@ -258,7 +249,7 @@ async def _until_unavailable(service: LagService) -> None:
 
 async def _write_unreadable(settings: Settings) -> None:
     """A record whose header's name is no UTF-8, as clients in other languages may write it."""
-    async with _producer(settings) as producer:
+    async with producing(settings) as producer:
         batch = producer.create_batch()
         batch.append(key=None, value=BODY, timestamp=None, headers=[("name", b"")])
         data = bytearray(batch._build())

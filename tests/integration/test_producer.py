@@ -12,7 +12,8 @@ from headrace.consumers.kafka_reader import as_record
 from headrace.deploy.embedded_kafka import EmbeddedKafka
 from headrace.deploy.topics import ensure_topics
 from headrace.producers import request_producer
-from headrace.producers.request_producer import RequestProducer, TopicMissingError
+from headrace.producers.outgoing import TopicMissingError
+from headrace.producers.request_producer import RequestProducer
 from headrace.schemas.control import Cancel, DeleteSession, decode_control
 from headrace.schemas.errors import RequestError, UnavailableError
 from headrace.schemas.headers import header_text

@@ -1,12 +1,8 @@
 """Ranges of real topics: transactions, markers, times, and dumps that come back as they were."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -22,6 +18,7 @@ from headrace.deploy.topics import ensure_topics
 from headrace.schemas.dump import DumpRecord
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings, load_settings
+from tests.producing import ended_at, producing
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -32,16 +29,6 @@ async def settings(kafka_bootstrap: str, topic_prefix: str) -> Settings:
     settings = load_settings(kafka=kafka_bootstrap, topic_prefix=topic_prefix)
     await ensure_topics(settings, partitions=3)
     return settings
-
-
-@asynccontextmanager
-async def producing(settings: Settings, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
-    producer = AIOKafkaProducer(**settings.kafka_options(), **options)
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await producer.stop()
 
 
 async def put(
@@ -62,13 +49,6 @@ async def read(settings: Settings) -> tuple[list[bytes], dict[int, Span]]:
     return found, {part.partition: span for part, span in spans.items()}
 
 
-async def ended_at(settings: Settings, end: int) -> None:
-    """Wait for the markers: a transaction's end is acknowledged before they are written."""
-    async with asyncio.timeout(10):
-        while (await read(settings))[1][0].end != end:  # noqa: ASYNC110 - Kafka has no event
-            await asyncio.sleep(0.05)
-
-
 async def test_an_open_transaction_ends_the_range(settings: Settings) -> None:
     """The high watermark lies behind it, and would never be reached; what follows it waits, too."""
     async with producing(settings) as plain:
@@ -81,7 +61,7 @@ async def test_an_open_transaction_ends_the_range(settings: Settings) -> None:
                 values, spans = await read(settings)
                 assert (values, spans[0]) == ([b"1", b"2"], Span(0, 2))
                 assert time.monotonic() - began_s < 10
-            await ended_at(settings, 5)
+            await ended_at(settings, settings.topics.requests, 5)
             assert (await read(settings))[0] == [b"1", b"2", b"3", b"4"]
 
 
@@ -93,7 +73,7 @@ async def test_markers_at_the_end_are_passed(settings: Settings) -> None:
         await producer.begin_transaction()
         await put(producer, settings, b"aborted")
         await producer.abort_transaction()
-    await ended_at(settings, 4)
+    await ended_at(settings, settings.topics.requests, 4)
     assert (await read(settings))[0] == [b"1"]
 
 

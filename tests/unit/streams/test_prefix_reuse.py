@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from headrace.models.kv.write_behind import Turn
 from headrace.models.request import FinishReason, KVBlock
+from headrace.schemas.request import Record
 from headrace.streams.intake import Intake
 from headrace.streams.prefix_reuse import KEEP_TOKENS
 from headrace.streams.resuming import GIVE_WAY_S
@@ -92,14 +93,20 @@ async def test_a_growing_answer_is_kept_so_that_another_worker_need_not_compute_
         assert [turn.token_ids for turn in tier.kept] == grown
 
 
+async def lost_in_mid_sentence(pipe: Pipeline) -> Record:
+    """Request `r1` after two tokens, when the group has taken it away."""
+    record = await pipe.send("r1", "hi", max_tokens=50)
+    await pipe.say("r1", "ab")
+    await pipe.changes.until(lambda: "publish" in pipe.calls.of("r1"))
+    pipe.lose_partitions()
+    await pipe.until(lambda: len(pipe.deliveries) == 0)
+    return record
+
+
 async def test_a_new_request_gives_way_to_one_in_mid_sentence() -> None:
     """Whose KV state is still being fetched: it would else take the row, for a whole answer."""
     async with with_tier() as (pipe, tier):
-        record = await pipe.send("r1", "hi", max_tokens=50)
-        await pipe.say("r1", "ab")
-        await pipe.changes.until(lambda: "publish" in pipe.calls.of("r1"))
-        pipe.lose_partitions()
-        await pipe.until(lambda: len(pipe.deliveries) == 0)
+        record = await lost_in_mid_sentence(pipe)
         tier.open.clear()
         tier.slow = list(b"hiab")
         pipe.assign()
@@ -115,11 +122,7 @@ async def test_a_new_request_gives_way_to_one_in_mid_sentence() -> None:
 async def test_a_new_request_does_not_give_way_for_ever() -> None:
     """What is in mid-sentence may hang, too."""
     async with with_tier() as (pipe, tier):
-        record = await pipe.send("r1", "hi", max_tokens=50)
-        await pipe.say("r1", "ab")
-        await pipe.changes.until(lambda: "publish" in pipe.calls.of("r1"))
-        pipe.lose_partitions()
-        await pipe.until(lambda: len(pipe.deliveries) == 0)
+        record = await lost_in_mid_sentence(pipe)
         pipe.assign()
         tier.open.clear()
         await pipe.take(record)
