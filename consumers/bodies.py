@@ -11,6 +11,11 @@ from headrace.schemas.strict_json import decode_object
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises: HttpError 413; RequestError where it is none."""
+    return decode_object(await read_body(request, max_bytes))
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body; empty where there is none. Raises: HttpError 413."""
     too_large = HttpError(413, f"the body may have {max_bytes} bytes at most")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
@@ -23,7 +28,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
                 raise too_large
     except ClientDisconnect as problem:
         raise HttpError(400, "the client left while it sent the body") from problem
-    return decode_object(bytes(body))
+    return bytes(body)
 
 
 def trace_of(connection: HTTPConnection) -> list[tuple[str, bytes]]:

@@ -70,7 +70,9 @@ def error_response(problem: HeadraceError) -> JSONResponse:
 async def handle_http_exception(_request: Request, problem: Exception) -> Response:
     """Starlette's own refusals (no such path, no such method) in the same form."""
     status = problem.status_code if isinstance(problem, HTTPException) else 500
-    return error_response(HttpError(status, HTTPStatus(status).phrase))
+    response = error_response(HttpError(status, HTTPStatus(status).phrase))
+    response.headers.update(getattr(problem, "headers", None) or {})
+    return response
 
 
 async def handle_crash(_request: Request, _problem: Exception) -> Response:

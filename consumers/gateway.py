@@ -8,15 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from headrace.consumers import api_operations as operations
 from headrace.consumers.auth import SUBPROTOCOL, check_bind, key_of_subprotocols, load_api_keys
 from headrace.consumers.context import Bounds, Gateway
 from headrace.consumers.errors_http import (
@@ -25,9 +24,11 @@ from headrace.consumers.errors_http import (
     handle_error,
     handle_http_exception,
 )
-from headrace.consumers.gateway_metrics import GatewayMetrics, route_of
+from headrace.consumers.gateway_metrics import GatewayMetrics
+from headrace.consumers.http_calls import HttpCalls
 from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.openai_api import openai_routes
+from headrace.consumers.openapi import ApiRoute, DocumentedApp
 from headrace.consumers.page_files import page_routes
 from headrace.consumers.request_sink import RequestSink
 from headrace.consumers.requests_api import request_routes
@@ -48,7 +49,7 @@ def build_app(
     bounds: Bounds | None = None,
     lag: LagWatch | None = None,
     allow_query_key: bool = False,
-) -> Starlette:
+) -> DocumentedApp:
     """The application; `/metrics` shows `registry` (a new one by default), with whatever others put
     in, and the `lag`.
 
@@ -77,9 +78,9 @@ def build_app(
         *page_routes(),
         WebSocketRoute("/v1/stream", _socket_endpoint(gateway)),
     ]
-    return Starlette(
+    return DocumentedApp(
         routes=routes,
-        middleware=[Middleware(_CountRequests, metrics=metrics)],
+        middleware=[Middleware(HttpCalls, metrics=metrics)],
         exception_handlers={
             HeadraceError: handle_error,
             HTTPException: handle_http_exception,
@@ -88,7 +89,7 @@ def build_app(
     )
 
 
-def _health_routes(gateway: Gateway) -> list[Route]:
+def _health_routes(gateway: Gateway) -> list[ApiRoute]:
     async def healthz(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -102,7 +103,11 @@ def _health_routes(gateway: Gateway) -> list[Route]:
         text = generate_latest(gateway.metrics.registry)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return [
+        ApiRoute(operations.HEALTH, healthz),
+        ApiRoute(operations.READINESS, readyz),
+        ApiRoute(operations.METRICS, metrics),
+    ]
 
 
 def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]:
@@ -128,23 +133,3 @@ def _socket_tenant(gateway: Gateway, socket: WebSocket, offered: list[str]) -> s
         return gateway.tenant_of(socket)
     gateway.check_page(socket)
     return gateway.keys.tenant_of(key)
-
-
-class _CountRequests:
-    """Counts HTTP answers by route and status."""
-
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = route_of(scope["path"])
-                self._metrics.http_requests.labels(route, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, counting)
-        return None

@@ -14,6 +14,7 @@ ROUTES = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
     "/v1/models": "models",
+    "/openapi.json": "documents",
     "/healthz": "health",
     "/readyz": "health",
     "/metrics": "metrics",
@@ -29,6 +30,8 @@ def route_of(path: str) -> str:
         )
     if path.startswith("/v1/models/"):
         return "models"
+    if path.startswith("/v1/sessions/"):
+        return "sessions"
     return "page" if path.startswith("/page/") else ROUTES.get(path, "other")
 
 

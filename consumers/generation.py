@@ -6,7 +6,7 @@ Knows nothing of HTTP. The order matters: the subscription stands before the req
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Self
 
 import structlog
@@ -110,19 +110,24 @@ async def submit(
     gateway: Gateway, call: Submission, *, tenant: str, trace: Sequence[tuple[str, bytes]]
 ) -> None:
     """Produce `call` within the bound. Raises: UnavailableError."""
-    try:
-        async with asyncio.timeout(gateway.bounds.sink_s):
-            await gateway.sink.submit(
-                call.body, tenant=tenant, session_id=call.session_id, trace=trace
-            )
-    except TimeoutError as problem:
-        raise UnavailableError("Kafka (request)", gateway.bounds.sink_s) from problem
+    writing = gateway.sink.submit(call.body, tenant=tenant, session_id=call.session_id, trace=trace)
+    await _written(gateway, "request", writing)
 
 
 async def cancel(gateway: Gateway, request_id: str, session_id: str, *, tenant: str) -> None:
     """Produce a cancel within the bound. Raises: UnavailableError."""
+    writing = gateway.sink.cancel(request_id, session_id=session_id, tenant=tenant)
+    await _written(gateway, "control", writing)
+
+
+async def forget(gateway: Gateway, session_id: str, *, tenant: str) -> None:
+    """Have a conversation deleted; produced within the bound. Raises: UnavailableError."""
+    await _written(gateway, "control", gateway.sink.delete_session(session_id, tenant=tenant))
+
+
+async def _written(gateway: Gateway, what: str, writing: Awaitable[object]) -> None:
     try:
         async with asyncio.timeout(gateway.bounds.sink_s):
-            await gateway.sink.cancel(request_id, session_id=session_id, tenant=tenant)
+            await writing
     except TimeoutError as problem:
-        raise UnavailableError("Kafka (control)", gateway.bounds.sink_s) from problem
+        raise UnavailableError(f"Kafka ({what})", gateway.bounds.sink_s) from problem

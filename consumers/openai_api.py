@@ -1,38 +1,38 @@
 """The OpenAI-compatible endpoints (contract §8): chat completions, completions, models."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.consumers import api_operations as operations
 from headrace.consumers.bodies import read_object, trace_of
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error, failed_error
 from headrace.consumers.first_done import until_first_done
 from headrace.consumers.generation import Generation
+from headrace.consumers.http_calls import name_call
 from headrace.consumers.openai_form import ChunkForm, WholeForm
+from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.sse import DONE, KEEP_ALIVE, begin_stream, sse_data, until_left
-from headrace.consumers.submission import is_streamed, one_prompt, prepare, wants_usage
+from headrace.consumers.submission import is_streamed, one_prompt, prepare
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 
 CLIENT_LEFT = 499
 """nginx's status for it; nobody reads it but our metrics."""
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 
-
-def openai_routes(gateway: Gateway) -> list[Route]:
+def openai_routes(gateway: Gateway) -> list[ApiRoute]:
     """The routes under `/v1` that OpenAI's clients use."""
     started_s = int(time.time())
 
-    def completions(*, chat: bool) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            return await _complete(gateway, request, chat=chat)
+    async def chat_completions(request: Request) -> Response:
+        return await _complete(gateway, request, chat=True)
 
-        return endpoint
+    async def completions(request: Request) -> Response:
+        return await _complete(gateway, request, chat=False)
 
     async def models(request: Request) -> Response:
         gateway.tenant_of(request)
@@ -46,10 +46,10 @@ def openai_routes(gateway: Gateway) -> list[Route]:
         return JSONResponse(_model(gateway, started_s))
 
     return [
-        Route("/v1/chat/completions", completions(chat=True), methods=["POST"]),
-        Route("/v1/completions", completions(chat=False), methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
+        ApiRoute(operations.CHAT, chat_completions),
+        ApiRoute(operations.TEXT, completions),
+        ApiRoute(operations.MODELS, models),
+        ApiRoute(operations.MODEL, model),
     ]
 
 
@@ -68,13 +68,14 @@ async def _complete(gateway: Gateway, request: Request, *, chat: bool) -> Respon
     if not chat:
         body = one_prompt(body)
     _check_kind(body, chat=chat)
-    form = ChunkForm(chat=chat, include_usage=wants_usage(body))
     call = prepare(body, tenant=tenant, idempotency_key=request.headers.get("idempotency-key"))
+    name_call(request, call.request_id, ignored=call.ignored)
     streamed = is_streamed(body)
     call.body["stream"] = streamed
     generation = Generation(gateway, call, tenant=tenant, trace=trace_of(request))
     if not streamed:
         return await _whole(generation, request, chat=chat)
+    form = ChunkForm(chat=chat, include_usage=call.options.stream_options.include_usage)
     return await _stream(gateway, generation, form, request)
 
 

@@ -25,3 +25,9 @@ class RequestSink(Protocol):
 
     async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> object:
         """Write a cancel; returns once the brokers have it. Raises: UnavailableError."""
+
+    async def delete_session(self, session_id: str, *, tenant: str) -> object:
+        """Have a conversation forgotten; returns once the brokers have the record.
+
+        Raises: UnavailableError.
+        """

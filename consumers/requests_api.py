@@ -1,21 +1,26 @@
-"""The endpoints of one request (contract §8): its events as SSE, and its cancel."""
+"""The endpoints of requests (contract §8), events as SSE and cancel, and of sessions."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from headrace.consumers.bodies import read_object
+from headrace.consumers import api_operations as operations
+from headrace.consumers.bodies import read_body
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import HttpError, as_request_error
-from headrace.consumers.generation import cancel
+from headrace.consumers.generation import cancel, forget
+from headrace.consumers.http_calls import name_call
+from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.request_lookup import may_be_waiting
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
+from headrace.consumers.submission import CancelCall
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 from headrace.schemas.request import MAX_ID_CHARS
+from headrace.schemas.strict_json import decode_object
+from headrace.schemas.wire import refusal
 
 NO_CONTENT = 204
 """Tells a browser's EventSource that there is nothing more to reconnect for."""
@@ -26,36 +31,50 @@ sent.
 """
 
 
-def request_routes(gateway: Gateway) -> list[Route]:
-    """`GET /v1/requests/{id}/events` and `POST /v1/requests/{id}/cancel`."""
+def request_routes(gateway: Gateway) -> list[ApiRoute]:
+    """The events and the cancel of a request, and the end of a session."""
 
-    async def events(request: Request) -> Response:
+    async def request_events(request: Request) -> Response:
         return await _events(gateway, request)
 
-    async def stop(request: Request) -> Response:
+    async def cancel_request(request: Request) -> Response:
+        return await _cancel(gateway, request)
+
+    async def delete_session(request: Request) -> Response:
         tenant = gateway.tenant_of(request)
-        request_id = name_in_path(request)
-        body: dict[str, Any] = {}
-        if request.headers.get("content-length", "0") != "0":
-            body = await read_object(request, gateway.settings.max_request_bytes)
-        session_id = body.get("session_id") or request.query_params.get("session_id") or request_id
-        if not isinstance(session_id, str) or len(session_id) > MAX_ID_CHARS:
-            raise RequestError(ErrorCode.INVALID_VALUE, "must be a string", "session_id")
-        await cancel(gateway, request_id, session_id, tenant=tenant)
-        return JSONResponse({"request_id": request_id, "session_id": session_id}, 202)
+        session_id = name_in_path(request, "session_id")
+        await forget(gateway, session_id, tenant=tenant)
+        return JSONResponse({"session_id": session_id}, 202)
 
     return [
-        Route("/v1/requests/{id:path}/events", events),
-        Route("/v1/requests/{id:path}/cancel", stop, methods=["POST"]),
+        ApiRoute(operations.EVENTS, request_events),
+        ApiRoute(operations.CANCEL, cancel_request),
+        ApiRoute(operations.DELETE, delete_session),
     ]
 
 
-def name_in_path(request: Request) -> str:
-    """The request id of the path. Raises: RequestError."""
-    name = str(request.path_params["id"])
-    if not 0 < len(name) <= MAX_ID_CHARS:
-        raise RequestError(ErrorCode.INVALID_VALUE, "no usable id", "request_id")
-    return name
+def name_in_path(request: Request, name: str) -> str:
+    """An id in the path. Raises: RequestError."""
+    found = str(request.path_params[name])
+    if not 0 < len(found) <= MAX_ID_CHARS:
+        raise RequestError(ErrorCode.INVALID_VALUE, "no usable id", name)
+    return found
+
+
+async def _cancel(gateway: Gateway, request: Request) -> Response:
+    tenant = gateway.tenant_of(request)
+    request_id = name_in_path(request, "request_id")
+    name_call(request, request_id)
+    data = await read_body(request, gateway.settings.max_request_bytes)
+    names = decode_object(data) if data else {}
+    names.setdefault("session_id", request.query_params.get("session_id") or None)
+    try:
+        call = CancelCall.model_validate(names)
+    except ValidationError as problem:
+        raise refusal(problem, names) from problem
+    session_id = call.session_id or request_id
+    await cancel(gateway, request_id, session_id, tenant=tenant)
+    return JSONResponse({"request_id": request_id, "session_id": session_id}, 202)
 
 
 def _number(request: Request, name: str) -> int | None:
@@ -69,11 +88,13 @@ def _number(request: Request, name: str) -> int | None:
 
 async def _events(gateway: Gateway, request: Request) -> Response:
     tenant = gateway.tenant_of(request)
+    request_id = name_in_path(request, "request_id")
+    name_call(request, request_id)
     cursor = request.query_params.get("cursor") or request.headers.get("last-event-id")
     feed = RequestFeed(
         gateway.log,
         tenant=tenant,
-        request_id=name_in_path(request),
+        request_id=request_id,
         session_id=request.query_params.get("session_id") or None,
         starting_after=None if cursor else _number(request, "starting_after"),
         cursor=cursor,

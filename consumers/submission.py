@@ -5,14 +5,38 @@ Owns ids and defaults that only a gateway sets (contract §2, §8). Sans I/O; th
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from headrace.consumers.request_id import new_request_id
 from headrace.schemas.errors import ErrorCode, RequestError
-from headrace.schemas.request import validate_request
+from headrace.schemas.request import GenerationRequest, Identifier, validate_request
+from headrace.schemas.wire import WireModel, refusal
 
-_LOCAL_FIELDS = {"type", "background", "stream_options", "n"}
-"""Said to the gateway, of no meaning to a worker."""
+
+class StreamOptions(WireModel):
+    """`stream_options` of the OpenAI API."""
+
+    include_usage: bool = False
+
+
+class CallOptions(WireModel):
+    """Said to the gateway, of no meaning to a worker."""
+
+    background: bool = False
+    n: Literal[1] = 1
+    stream_options: StreamOptions = StreamOptions()
+
+
+class CancelCall(WireModel):
+    """The body of a cancel over HTTP, which may be left out."""
+
+    session_id: Identifier | None = None
+
+
+_LOCAL_FIELDS = {"type", *CallOptions.model_fields}
+_READ_FIELDS = (_LOCAL_FIELDS | set(GenerationRequest.model_fields)) - {"tenant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +44,8 @@ class Submission:
     """A valid request, ready to be produced under `session_id` as its key.
 
     `may_exist`: the client chose the id, so that it may have been answered already.
-    `background`: the generation goes on when its client leaves.
+    `background`: the generation goes on when its client leaves. `ignored`: names of fields that the
+    client sent and nobody reads, as it wrote them.
     """
 
     body: dict[str, Any]
@@ -28,6 +53,8 @@ class Submission:
     session_id: str
     may_exist: bool
     background: bool
+    options: CallOptions
+    ignored: tuple[str, ...] = ()
 
 
 def prepare(
@@ -46,7 +73,7 @@ def prepare(
     if idempotency_key and "request_id" not in given:
         given["request_id"] = idempotency_key
     request = validate_request(given)
-    _check_local(given)
+    options = _options(given)
     request_id = request.request_id or new_request_id()
     session_id = request.session_id or request_id
     if request.session_id is None and request.context is None:
@@ -58,30 +85,22 @@ def prepare(
         session_id=session_id,
         may_exist=request.request_id is not None,
         background=given.get("background", background),
+        options=options,
+        ignored=tuple(name for name in given if name not in _READ_FIELDS),
     )
 
 
-def _check_local(body: dict[str, Any]) -> None:
-    if not isinstance(body.get("background", False), bool):
-        raise RequestError(ErrorCode.INVALID_VALUE, "must be true or false", "background")
-    if body.get("n", 1) != 1:
-        text = "one answer per request: send several requests for several answers"
-        raise RequestError(ErrorCode.INVALID_VALUE, text, "n")
+def _options(body: dict[str, Any]) -> CallOptions:
+    """What `body` tells the gateway. Raises: RequestError."""
+    try:
+        return CallOptions.model_validate(body)
+    except ValidationError as problem:
+        raise refusal(problem, body) from problem
 
 
 def is_streamed(body: dict[str, Any]) -> bool:
     """Whether an OpenAI call asks for a stream; its default is the other one than ours."""
     return body.get("stream") is True
-
-
-def wants_usage(body: dict[str, Any]) -> bool:
-    """Whether an OpenAI call asks for the usage chunk. Raises: RequestError."""
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise RequestError(ErrorCode.INVALID_VALUE, "must be an object", "stream_options")
-    return options.get("include_usage") is True
 
 
 def one_prompt(body: dict[str, Any]) -> dict[str, Any]:

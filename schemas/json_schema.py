@@ -33,9 +33,9 @@ def schemas() -> dict[str, Schema]:
     control: TypeAdapter[Control] = TypeAdapter(Control)
     return {
         "request": _named(
-            EventType.REQUESTED, _null_is_absent(GenerationRequest.model_json_schema())
+            EventType.REQUESTED, null_is_absent(GenerationRequest.model_json_schema())
         ),
-        "control": _named(EventType.CONTROL, _null_is_absent(control.json_schema())),
+        "control": _named(EventType.CONTROL, null_is_absent(control.json_schema())),
         "chunk": _named(EventType.CHUNK, _chunk()),
         "completed": _named(EventType.COMPLETED, _completed()),
         "failed": _named(EventType.FAILED, _failed()),
@@ -59,7 +59,7 @@ def _named(kind: EventType, schema: Schema) -> Schema:
     return head | {"title": kind.value} | {k: v for k, v in schema.items() if k != "title"}
 
 
-def _null_is_absent(schema: Schema) -> Schema:
+def null_is_absent(schema: Schema) -> Schema:
     """A model's `schema`, null allowed wherever a field may be absent, without made-up titles."""
     for found in [schema, *schema.get("$defs", {}).values()]:
         for name, field in found.get("properties", {}).items():

@@ -87,6 +87,7 @@ class RecordingSink:
 
     submitted: list[dict[str, Any]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    deleted: list[tuple[str, str]] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
     traces: list[Sequence[tuple[str, bytes]]] = field(default_factory=list)
 
@@ -104,6 +105,9 @@ class RecordingSink:
 
     async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> None:
         self.cancelled.append(request_id)
+
+    async def delete_session(self, session_id: str, *, tenant: str) -> None:
+        self.deleted.append((tenant, session_id))
 
 
 class ScriptedSink(RecordingSink):
