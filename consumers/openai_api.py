@@ -40,7 +40,8 @@ def openai_routes(gateway: Gateway) -> list[ApiRoute]:
 
     async def model(request: Request) -> Response:
         gateway.tenant_of(request)
-        if request.path_params["name"] != gateway.settings.model:
+        settings = gateway.settings
+        if request.path_params["name"] not in (settings.short_model, settings.model):
             text = f"there is no model {request.path_params['name']!r:.100} here"
             raise RequestError(ErrorCode.MODEL_NOT_FOUND, text, "model")
         return JSONResponse(_model(gateway, started_s))
@@ -55,7 +56,7 @@ def openai_routes(gateway: Gateway) -> list[ApiRoute]:
 
 def _model(gateway: Gateway, created_s: int) -> dict[str, Any]:
     return {
-        "id": gateway.settings.model,
+        "id": gateway.settings.short_model,
         "object": "model",
         "created": created_s,
         "owned_by": "headrace",

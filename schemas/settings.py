@@ -128,6 +128,11 @@ class Settings(BaseSettings):
                 raise ValueError(f"{server!r} is not host:port")
         return value
 
+    @property
+    def short_model(self) -> str:
+        """The model's alias, or the last part of its folder or hub id; events name it so."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
     @field_validator("redis")
     @classmethod
     def _redis_url(cls, value: str) -> str:

@@ -47,17 +47,11 @@ def build_engine(
     )
 
 
-def short_name(model: str) -> str:
-    """An alias, or the last part of a folder or hub id."""
-    return model.rstrip("/").rpartition("/")[2]
-
-
 def served_model(settings: Settings, loaded: LoadedModel) -> ServedModel:
     """How requests may call the model: the setting as it is, and its short name."""
-    short = short_name(settings.model)
     return ServedModel(
-        name=short,
-        aliases=frozenset({settings.model, short}),
+        name=settings.short_model,
+        aliases=frozenset({settings.model, settings.short_model}),
         fingerprint=loaded.fingerprint,
         window_tokens=loaded.max_model_len,
         vocab_size=loaded.vocab_size,

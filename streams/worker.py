@@ -24,7 +24,7 @@ from headrace.streams.health import HealthServer
 from headrace.streams.liveness import end_with_the_loop
 from headrace.streams.metrics import WorkerMetrics
 from headrace.streams.redis_scripts import Scripts, connect
-from headrace.streams.served import served_runner, short_name
+from headrace.streams.served import served_runner
 from headrace.streams.serving import Serving, WorkerFailedError
 
 START_TIMEOUT_S = 15.0
@@ -117,7 +117,7 @@ class Worker:
             stopped.cancel()
         dtype = str(model.layout.dtype).removeprefix("torch.")
         self._metrics.describe(
-            model=short_name(self._settings.model), dtype=dtype, fingerprint=model.fingerprint
+            model=self._settings.short_model, dtype=dtype, fingerprint=model.fingerprint
         )
         log.info(
             "model loaded",

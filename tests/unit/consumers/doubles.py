@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 from headrace.schemas.event import Completion, EventWriter, Timings, Usage
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
@@ -90,6 +90,8 @@ class RecordingSink:
     deleted: list[tuple[str, str]] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
     traces: list[Sequence[tuple[str, bytes]]] = field(default_factory=list)
+    refusals: list[HeadraceError] = field(default_factory=list)
+    """What the next submissions raise."""
 
     async def submit(
         self,
@@ -102,6 +104,8 @@ class RecordingSink:
         self.submitted.append(body | {"_session": session_id})
         self.tenants.append(tenant)
         self.traces.append(trace)
+        if self.refusals:
+            raise self.refusals.pop(0)
 
     async def cancel(self, request_id: str, *, session_id: str, tenant: str) -> None:
         self.cancelled.append(request_id)
