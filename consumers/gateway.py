@@ -53,6 +53,7 @@ def build_app(
     """The application; `/metrics` shows `registry` (a new one by default), with whatever others put
     in, and the `lag`.
 
+    Its `state.gateway` is what other servers in this process share (gRPC).
     `allow_query_key`: WebSockets may carry their key as `?api_key=`, which ends in logs.
     Raises: SettingsError for a bad keys file.
     """
@@ -78,7 +79,7 @@ def build_app(
         *page_routes(),
         WebSocketRoute("/v1/stream", _socket_endpoint(gateway)),
     ]
-    return DocumentedApp(
+    app = DocumentedApp(
         routes=routes,
         middleware=[Middleware(HttpCalls, metrics=metrics)],
         exception_handlers={
@@ -87,6 +88,8 @@ def build_app(
             Exception: handle_crash,
         },
     )
+    app.state.gateway = gateway
+    return app
 
 
 def _health_routes(gateway: Gateway) -> list[ApiRoute]:

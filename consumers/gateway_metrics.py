@@ -8,7 +8,7 @@ from headrace.consumers.lag_metrics import LagMetrics
 from headrace.consumers.lag_watch import LagWatch
 from headrace.schemas.metrics import PREFIX
 
-EVENT_WAYS = ("openai", "sse", "websocket")
+EVENT_WAYS = ("openai", "sse", "websocket", "grpc")
 
 ROUTES = {
     "/v1/chat/completions": "chat_completions",
@@ -64,6 +64,12 @@ class GatewayMetrics:
         )
         for way in EVENT_WAYS:
             self.events_sent.labels(way)
+        self.grpc_calls = Counter(
+            f"{PREFIX}gateway_grpc_calls",
+            "gRPC calls that are over",
+            ["method", "code"],
+            registry=registry,
+        )
         self.slow_readers = Counter(
             f"{PREFIX}gateway_slow_readers",
             "clients let go because they fell behind",

@@ -15,7 +15,7 @@ from headrace.consumers.context import Gateway
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.submission import Submission
-from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
 from headrace.schemas.reply import Seen
 
 _log = structlog.get_logger(__name__)
@@ -45,6 +45,7 @@ class Generation:
             live_only=not call.may_exist,
         )
         self._progress_s = time.monotonic()
+        self._kept = call.background
 
     async def __aenter__(self) -> Self:
         """Raises: RequestError `rate_limited`; UnavailableError. Cancel: the request is cancelled
@@ -69,7 +70,7 @@ class Generation:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            if not self._feed.finished and not self.call.background:
+            if not self._feed.finished and not self._kept:
                 self._gateway.metrics.abandoned.inc()
                 await cancel(
                     self._gateway, self.call.request_id, self.call.session_id, tenant=self._tenant
@@ -83,6 +84,15 @@ class Generation:
         self._gateway.slots.release()
         self._gateway.metrics.open_generations.dec()
         await self._feed.__aexit__()
+
+    def keep(self) -> None:
+        """Leaving does not cancel from now on: the client was told to go on reading elsewhere."""
+        self._kept = True
+
+    def fail(self, error: HeadraceError) -> None:
+        """End the reading: `next` raises `error`, and leaving does not cancel."""
+        self.keep()
+        self._feed.fail(error)
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Self
 from headrace.consumers.cursor import resume_gap
 from headrace.consumers.log_event import LogEvent, Wanted
 from headrace.consumers.response_log import ResponseLog
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.reply import ReplyReader, Seen, is_last
 
 
@@ -78,6 +79,10 @@ class RequestFeed:
         except TimeoutError:
             return None
         return None
+
+    def fail(self, error: HeadraceError) -> None:
+        """End the reading: `next` raises `error`, once what is replayed was read."""
+        self._subscription.fail(error)
 
     def _judge(self, event: LogEvent) -> Seen:
         seen = self._reader.see(event.event)

@@ -116,7 +116,7 @@ async def _pieces(gateway: Gateway, feed: RequestFeed) -> AsyncGenerator[bytes, 
     async with feed:
         found = await feed.next(FIRST_WAIT_S)
         if found is None and feed.is_unknown:
-            await _check_sent(gateway, feed)
+            await check_sent(gateway, feed)
         if found is None and not feed.finished:
             yield KEEP_ALIVE  # the client learns that it is connected
         while True:
@@ -130,7 +130,8 @@ async def _pieces(gateway: Gateway, feed: RequestFeed) -> AsyncGenerator[bytes, 
                 yield KEEP_ALIVE
 
 
-async def _check_sent(gateway: Gateway, feed: RequestFeed) -> None:
+async def check_sent(gateway: Gateway, feed: RequestFeed) -> None:
+    """Raises: HttpError 404 where a request without an event was never sent; UnavailableError."""
     wanted = feed.wanted
     if not await may_be_waiting(
         gateway.settings,

@@ -91,7 +91,7 @@ def run_up(settings: Settings, options: UpOptions, *, on_ready: Callable[[Stack]
         with ExitStack() as stack:
             data_dir = stack.enter_context(_folder(settings, options))
             services = LocalServices(with_model(settings), data_dir, stack)
-            settings = _with_http_port(services.settings)
+            settings = _with_ports(services.settings)
             asyncio.run(_ensure_topics(settings, options.num_partitions))
             running = Stack(settings, data_dir, services.exports)
             asyncio.run(_Processes(running, options, services).run(on_ready))
@@ -118,6 +118,13 @@ def _folder(settings: Settings, options: UpOptions) -> AbstractContextManager[Pa
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _with_ports(settings: Settings) -> Settings:
+    """With the ports that the gateway gets: 0 becomes a free one, so that it can be shown."""
+    if settings.grpc_port == 0:
+        settings = changed(settings, grpc_port=free_port())
+    return _with_http_port(settings)
 
 
 def _with_http_port(settings: Settings) -> Settings:

@@ -71,6 +71,9 @@ class Settings(BaseSettings):
 
     http_host: str = "127.0.0.1"
     http_port: int = Field(8080, ge=0, le=65535)
+    grpc_port: int | None = Field(
+        None, ge=0, le=65535, description="port for gRPC beside HTTP; 0 = any free port, logged"
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="worker: 0 = any free port, logged")
     api_keys_file: Path | None = None
 

@@ -16,6 +16,7 @@ import typer
 import uvicorn
 
 from headrace.consumers.gateway import build_app, check_bind
+from headrace.consumers.grpc_server import GrpcServer
 from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.server import build_server
@@ -80,6 +81,11 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
                 return
         host, port = listener.getsockname()[:2]
         _log.info("gateway.listening", host=host, port=port)
+        if settings.grpc_port is not None:
+            grpc_server = GrpcServer(app.state.gateway)
+            stack.push_async_callback(grpc_server.stop)
+            port = await grpc_server.start(settings.http_host, settings.grpc_port)
+            _log.info("gateway.grpc_listening", host=host, port=port)
         await server.serve(sockets=[listener])
     _log.info("gateway.stopped")
 

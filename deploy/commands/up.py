@@ -123,6 +123,7 @@ def ready_lines(stack: Stack) -> list[str]:
     host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
     rows = {
         "chat page": f"http://{host}:{settings.http_port}/",
+        **({} if settings.grpc_port is None else {"gRPC": f"{host}:{settings.grpc_port}"}),
         "Kafka": settings.kafka,
         "Redis": _URL_PASSWORD.sub("://***@", settings.redis),
         "workers": _workers_text(stack),

@@ -5,8 +5,12 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from headrace.deploy.processes import free_port
 from headrace.deploy.supervisor import answers
@@ -22,11 +26,11 @@ def settings(kafka_bootstrap: str, topic_prefix: str) -> Settings:
     return load_settings(kafka=kafka_bootstrap, topic_prefix=topic_prefix, http_port=free_port())
 
 
-async def gateway(settings: Settings) -> Process:
+async def gateway(settings: Settings, *flags: str) -> Process:
     """Start it as `up` would."""
     port = str(settings.http_port)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.deploy.cli", "gateway", "--http-port", port),
+        *(sys.executable, "-m", "headrace.deploy.cli", "gateway", "--http-port", port, *flags),
         env=child_environment(kafka=settings.kafka, topic_prefix=settings.topic_prefix),
         stderr=PIPE,
     )
@@ -39,6 +43,25 @@ async def until_ready(settings: Settings) -> None:
             if await asyncio.to_thread(answers, "127.0.0.1", settings.http_port, "/readyz"):
                 return
             await asyncio.sleep(0.1)
+
+
+async def test_grpc_is_served_beside_http_where_it_is_asked_for(settings: Settings) -> None:
+    """On a free port that the log tells; SIGTERM stops both."""
+    await ensure_topics(settings, partitions=3)
+    process = await gateway(settings, "--grpc-port", "0")
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        line = b""
+        while b"gateway.grpc_listening" not in line:
+            line = await process.stderr.readline()
+    address = f"127.0.0.1:{line.rpartition(b'port=')[2].decode().split()[0]}"
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = HealthStub(channel)
+        found = await stub.Check(HealthCheckRequest())
+    assert found.status == HealthCheckResponse.SERVING
+    process.send_signal(signal.SIGTERM)
+    _, err = await process.communicate()
+    assert (process.returncode, b"gateway.stopped" in err) == (0, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,1 @@
+"""Protocol buffers for the gateway's gRPC side. Made from the `.proto` files beside them."""
