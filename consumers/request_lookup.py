@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.consumers.kafka_reader import as_record, bounded, find_partitions, offsets_at, reading
 from headrace.consumers.replay import CLOCK_SLACK_MS, FETCH_BYTES
-from headrace.consumers.request_id import time_of
 from headrace.schemas.request import decode_request
+from headrace.schemas.request_id import time_of
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
 

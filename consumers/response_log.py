@@ -12,10 +12,10 @@ from headrace.consumers.cursor import parse_cursor
 from headrace.consumers.live_reader import LiveReader
 from headrace.consumers.log_event import LogEvent, Wanted
 from headrace.consumers.replay import LogReplay
-from headrace.consumers.request_id import time_of
 from headrace.consumers.subscription import SlowReaderError, Subscription
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
 from headrace.schemas.request import DEFAULT_TENANT
+from headrace.schemas.request_id import time_of
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
 

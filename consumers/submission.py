@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from headrace.consumers.request_id import new_request_id
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.request import GenerationRequest, Identifier, validate_request
+from headrace.schemas.request_id import new_request_id
 from headrace.schemas.wire import WireModel, refusal
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.consumers.request_id import new_request_id
+from headrace.schemas.request_id import new_request_id
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
 from headrace.deploy.commands.output import ReplyText, failure_text, statistics, write_json

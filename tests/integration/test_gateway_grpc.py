@@ -119,8 +119,8 @@ async def read_all(call: Call) -> list[pb.StreamResponse]:
 
 async def read_into(call: Call, found: list[pb.StreamResponse]) -> None:
     """Every message, also those before an error. Raises: grpc.aio.AioRpcError."""
-    async for message in call:  # noqa: PERF401 - what came before an error is kept
-        found.append(message)
+    async for message in call:
+        found.append(message)  # noqa: PERF401 - what came before an error is kept
 
 
 async def status_of(call: Call) -> tuple[grpc.StatusCode, dict[str, str]]:
@@ -422,7 +422,7 @@ async def test_reflection_tells_services_and_messages(stack: Stack) -> None:
     request: Any = reflection_pb2.ServerReflectionRequest
     questions = [request(list_services=""), request(file_containing_symbol=SERVICE)]
     async with grpc.aio.insecure_channel(stack.address) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
         listed, described = [it async for it in stub.ServerReflectionInfo(iter(questions))]
     names = {service.name for service in listed.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names

@@ -13,10 +13,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from headrace.consumers.gateway import Bounds, build_app
-from headrace.consumers.request_id import new_request_id
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.request_id import new_request_id
 from headrace.schemas.settings import Settings
 from tests.unit.consumers.doubles import (
     TOPIC_PARTITIONS,

@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from headrace.consumers.cursor import Cursor
-from headrace.consumers.request_id import new_request_id
 from headrace.consumers.response_log import ResponseLog, SlowReaderError, Subscription
 from headrace.deploy.embedded_kafka import EmbeddedKafka
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
+from headrace.schemas.request_id import new_request_id
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
 from tests.unit.consumers.doubles import TOPIC_PARTITIONS, ResponseWriter, answer

@@ -3,8 +3,8 @@
 import pytest
 
 from headrace.consumers.cursor import Cursor, parse_cursor
-from headrace.consumers.request_id import new_request_id, time_of
 from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.request_id import new_request_id, time_of
 
 
 @pytest.mark.parametrize("cursor", [Cursor(0, 0), Cursor(11, 2**53), Cursor(999, 10**17)])

@@ -1,7 +1,7 @@
-"""Request ids made by the gateway: `req_` and a UUIDv7 (RFC 9562), so that an id tells when to look
+"""Request ids made by gateways and clients: `req_` and a UUIDv7 (RFC 9562), so that an id tells when to look
 in the log.
 
-Knows nothing of Kafka. Ids that clients choose hold no time and are looked for from the log's
+Knows nothing of Kafka. Ids of another form hold no time and are looked for from the log's
 beginning.
 """
 
