@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, told_error
 
 RETRY_AFTER_S = 1
 
@@ -34,13 +34,8 @@ class HttpError(RequestError):
 
 
 def failed_error(event: Mapping[str, Any]) -> RequestError:
-    """The error in a `failed` event; a code that we do not know counts as internal."""
-    error = event["error"]
-    try:
-        code = ErrorCode(error.get("code"))
-    except ValueError:
-        code = ErrorCode.INTERNAL_ERROR
-    return RequestError(code, str(error.get("message") or code.value), error.get("param"))
+    """The error in a `failed` event."""
+    return told_error(event["error"])
 
 
 def as_request_error(problem: HeadraceError) -> RequestError:

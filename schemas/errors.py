@@ -7,7 +7,9 @@ HeadraceError
 └── UnavailableError         Kafka or Redis gave no answer in time; trying again may help
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class ErrorCode(StrEnum):
@@ -68,6 +70,15 @@ class RequestError(HeadraceError):
             "message": _writable(self.message),
             "param": None if self.param is None else _writable(self.param),
         }
+
+
+def told_error(body: Mapping[str, Any]) -> RequestError:
+    """The error in an `error` object that was received; an unknown code counts as internal."""
+    try:
+        code = ErrorCode(str(body.get("code")))
+    except ValueError:
+        code = ErrorCode.INTERNAL_ERROR
+    return RequestError(code, str(body.get("message") or code.value), body.get("param"))
 
 
 def _writable(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Request ids made by gateways and clients: `req_` and a UUIDv7 (RFC 9562), so that an id tells when to look
-in the log.
+"""Request ids made by gateways and clients: `req_` and a UUIDv7 (RFC 9562), so that an id tells
+when to look in the log.
 
 Knows nothing of Kafka. Ids of another form hold no time and are looked for from the log's
 beginning.
