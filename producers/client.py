@@ -7,7 +7,7 @@ uncut connection would have given. Over Kafka itself, see `headrace.producers.re
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import orjson
@@ -146,7 +146,7 @@ class Client:
 
     async def subscribe(
         self, session_id: str, *, cursor: str | None = None, from_start: bool = False
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """All events of a session, whoever asks there, on a socket of its own; it never ends.
 
         From now on, from behind `cursor`, or from the log's beginning. Until the first event has

@@ -44,6 +44,5 @@ class OutOfTouchError(HeadraceError):
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         name = self.place.request_id or self.place.session_id
-        return (
-            f"nothing came of {name} for {self.waited_s:g} s{why}; resume after {self.place.cursor}"
-        )
+        where = f"after {self.place.cursor}" if self.place.cursor else "from its start"
+        return f"nothing came of {name} for {self.waited_s:g} s{why}; resume {where}"

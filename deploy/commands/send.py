@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.schemas.request_id import new_request_id
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.commands.options import KAFKA, examples, with_settings
 from headrace.deploy.commands.output import ReplyText, failure_text, statistics, write_json
@@ -22,6 +21,7 @@ from headrace.producers.request_producer import RequestProducer
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.reply import ReplyReader, Seen
 from headrace.schemas.request import DEFAULT_TENANT
+from headrace.schemas.request_id import new_request_id
 from headrace.schemas.settings import Settings
 
 DEFAULT_SILENCE_S = 300.0
