@@ -6,7 +6,6 @@ not read holds nobody up: it takes its events in without waiting, or leaves them
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
@@ -16,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from headrace.producers.client_dialer import Dialer
 from headrace.producers.client_follow import Frame, RequestFollow
+from headrace.producers.client_orders import Order, Orders
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, told_error
 from headrace.schemas.reply import is_last
 
@@ -27,8 +27,6 @@ LEAVE_TIMEOUT_S = 5.0
 """For the last cancels to be confirmed when the client ends."""
 
 TOO_BIG = 1009
-_PING: Frame = {"type": "ping"}
-
 _log = structlog.get_logger(__name__)
 
 
@@ -47,20 +45,6 @@ class Stream(Protocol):
         """End, because nobody reads it any longer."""
 
 
-@dataclass(eq=False, slots=True)
-class Order:
-    """A cancel. A gateway answers in order, so the `pong` to a ping behind it confirms it."""
-
-    request_id: str
-    session_id: str
-    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
-    problem: RequestError | None = None
-
-    @property
-    def frame(self) -> Frame:
-        return {"type": "cancel", "request_id": self.request_id, "session_id": self.session_id}
-
-
 class Link:
     """The socket of up to MAX_STREAMS streams. `start` and `close` frame its life."""
 
@@ -71,16 +55,13 @@ class Link:
         self._streams: dict[str, Stream] = {}
         self._left: set[str] = set()
         """Requests that nobody reads any longer, until this socket has seen their end."""
-        self._orders: list[Order] = []
+        self._orders = Orders()
         self._outbox: deque[Stream | Order] = deque()
         self._unanswered: dict[str, int] = {}
         """Requests whose `generate` frame was sent on this socket and not answered yet, with its
         size; the oldest first.
         """
-        self._pings: deque[Order] = deque()
         self._wake, self._wanted = asyncio.Event(), asyncio.Event()
-        self._no_orders = asyncio.Event()
-        self._no_orders.set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -105,9 +86,11 @@ class Link:
             stream.leave()
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await self._no_orders.wait()
+                await self._orders.none_left.wait()
         except TimeoutError:
-            _log.warning("client.not_cancelled", generations=len(self._orders), why=self.problem)
+            _log.warning(
+                "client.not_cancelled", generations=len(self._orders.open), why=self.problem
+            )
         finally:
             task, self._task = self._task, None
             if task is not None:
@@ -137,8 +120,7 @@ class Link:
     def cancel(self, request_id: str, session_id: str) -> Order:
         """Ask for the end of a generation; asked again on each new socket until it is confirmed."""
         order = Order(request_id, session_id)
-        self._orders.append(order)
-        self._no_orders.clear()
+        self._orders.add(order)
         self._say(order)
         return order
 
@@ -169,16 +151,17 @@ class Link:
                 self.problem = str(problem)
             except RequestError as problem:
                 self._refuse_all(problem)
-            if not self._streams and not self._orders:
+            if not self._streams and not self._orders.open:
                 self._wanted.clear()
             await asyncio.sleep(self._dialer.next_pause_s())
 
     async def _serve(self, socket: ClientConnection) -> None:
         """Until the socket is lost. Raises: UnavailableError."""
-        for kept in (self._outbox, self._unanswered, self._pings, self._left):
+        for kept in (self._outbox, self._unanswered, self._left):
             kept.clear()
+        self._orders.forget_socket()
         self._outbox.extend(self._streams.values())
-        self._outbox.extend(self._orders)
+        self._outbox.extend(self._orders.open)
         self._wake.set()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -205,10 +188,10 @@ class Link:
     def _texts(self, what: Stream | Order) -> list[str]:
         """NOTE: what is sent is said now, not when it was put in: a stream moves on meanwhile."""
         if isinstance(what, Order):
-            if what not in self._orders:
+            if what not in self._orders.open:
                 return []
-            self._pings.append(what)
-            return [_text(what.frame), _text(_PING)]
+            self._orders.said(what)
+            return [_text(frame) for frame in what.frames]
         if self._streams.get(what.follow.request_id) is not what:
             return []
         frame = what.follow.frame()
@@ -229,8 +212,8 @@ class Link:
                 self._take_accepted(frame)
             elif kind == "error":
                 self._take_error(frame)
-            elif kind == "pong" and self._pings:
-                self._confirm(self._pings.popleft())
+            elif kind == "pong" and (order := self._orders.pong()) is not None:
+                self._again_later(order)
             self._dialer.went_well()
 
     def _take_event(self, frame: dict[str, Any], num_bytes: int) -> None:
@@ -256,9 +239,7 @@ class Link:
             self._refuse(next(iter(self._unanswered), None), problem)
             return
         self._unanswered.pop(name, None)
-        for order in self._pings:
-            if order.request_id == name:
-                order.problem = problem
+        self._orders.refused(name, problem)
         stream = self._streams.get(name)
         if stream is None:
             return
@@ -270,17 +251,6 @@ class Link:
     def _again_later(self, what: Stream | Order) -> None:
         """The gateway could not, for now; whoever waits for it has a bound of its own."""
         asyncio.get_running_loop().call_later(self._dialer.next_pause_s(), self._say, what)
-
-    def _confirm(self, order: Order) -> None:
-        if order.problem is not None and order.problem.code is ErrorCode.OVERLOADED:
-            order.problem = None
-            self._again_later(order)
-            return
-        if order in self._orders:
-            self._orders.remove(order)
-        if not self._orders:
-            self._no_orders.set()
-        order.confirmed.set()
 
     def _refuse(self, name: str | None, problem: RequestError) -> None:
         self._unanswered.pop(name or "", None)
@@ -295,11 +265,7 @@ class Link:
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.fail(problem)
-        orders, self._orders = self._orders, []
-        for order in orders:
-            order.problem = problem
-            order.confirmed.set()
-        self._no_orders.set()
+        self._orders.end_all(problem)
 
 
 def _text(frame: Frame) -> str:

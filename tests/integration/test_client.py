@@ -15,6 +15,7 @@ import pytest_asyncio
 from headrace.consumers.context import Bounds
 from headrace.consumers.gateway import build_app
 from headrace.consumers.response_log import ResponseLog
+from headrace.deploy.processes import free_port
 from headrace.deploy.topics import ensure_topics
 from headrace.producers import client_answer
 from headrace.producers.client import (
@@ -38,6 +39,7 @@ from tests.unit.consumers.doubles import (
     overloaded,
 )
 from tests.unit.consumers.running import running
+from tests.unit.documented import documented
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -87,13 +89,15 @@ async def stack(shared: Stack) -> Stack:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, sink: ScriptedSink) -> AsyncIterator[tuple[ResponseLog, str]]:
+async def serving(
+    settings: Settings, sink: ScriptedSink, port: int | None = None
+) -> AsyncIterator[tuple[ResponseLog, str]]:
     """A gateway with a log of its own, as another process would be."""
     log = ResponseLog(settings)
     await log.start()
     try:
         app = build_app(settings, log, sink, bounds=Bounds(send_s=1.0))
-        async with running(app, settings) as address:
+        async with running(app, settings, port) as address:
             yield log, address
     finally:
         await log.stop()
@@ -202,6 +206,20 @@ async def test_a_killed_gateway_is_followed_by_another(stack: Stack) -> None:
         stack.proxy.refuse()
     assert {text(task.result()) for task in reading} == {"".join(WORDS)}
     assert all(numbers(task.result()) == list(range(20)) for task in reading)
+
+
+async def test_a_gateway_that_restarts_is_come_back_to(stack: Stack) -> None:
+    """At the same address, in mid-answer; the worker never stopped."""
+    stack.sink.pause_s, port = 0.02, free_port()
+    found: list[Event] = []
+    async with Client(f"http://127.0.0.1:{port}") as client:
+        reading = aiter(client.generate("hi", session_id="restarts"))
+        for count in (5, 15):
+            async with serving(stack.settings, stack.sink, port):
+                found += [await anext(reading) for _ in range(count)]
+        assert await anext(reading, None) is None
+    assert numbers(found) == list(range(20))
+    assert stack.sink.cancelled == []
 
 
 async def test_a_gateway_that_is_away_is_waited_for(stack: Stack) -> None:
@@ -371,3 +389,15 @@ async def test_a_session_is_followed_through_cuts(stack: Stack) -> None:
         async with aclosing(client.subscribe("s8", cursor=events[5].cursor)) as session:
             again = [await anext(session) for _ in range(15)]
     assert again == events[6:]
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_the_examples_of_the_documentation_run(
+    stack: Stack, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they are printed, but for the address."""
+    stack.sink.pause_s = 0.01
+    main = documented("headrace.producers.client", number, "http://127.0.0.1:8080", stack.url)
+    await main()
+    assert "w3 " in capsys.readouterr().out or number == 2
+    assert len(stack.sink.cancelled) == (number == 2)

@@ -26,6 +26,7 @@ from headrace.schemas.proto.headrace.v1.generation_pb2_grpc import GenerationStu
 from headrace.schemas.settings import Settings
 from tests.chaos.proxy import RedisProxy
 from tests.unit.consumers.doubles import TOPIC_PARTITIONS, ResponseWriter, ScriptedSink, answer
+from tests.unit.documented import documented
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -428,6 +429,14 @@ async def test_reflection_tells_services_and_messages(stack: Stack) -> None:
     assert {SERVICE, "grpc.health.v1.Health"} <= names
     (data,) = described.file_descriptor_response.file_descriptor_proto
     assert FileDescriptorProto.FromString(data).package == "headrace.v1"
+
+
+async def test_the_example_of_the_documentation_runs(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is printed, but for the address."""
+    await documented("grpc.aio", 0, "127.0.0.1:50051", stack.address)()
+    assert "w3 " in capsys.readouterr().out
 
 
 async def test_a_port_that_is_taken_is_an_error(stack: Stack) -> None:

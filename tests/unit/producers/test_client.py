@@ -41,6 +41,16 @@ class Visitor:
             if first <= number <= last:
                 await self.say(type="event", cursor=f"c{number}", event=orjson.loads(value))
 
+    async def leave(self, way: str) -> None:
+        """End the connection, or make the client end it."""
+        if way == "reset":
+            self.socket.transport.abort()
+        elif way == "garbage":
+            await self.socket.send("<html>")
+            await self.socket.wait_closed()
+        else:
+            await self.socket.close(int(way))
+
     async def refuse(self, code: ErrorCode, **names: str) -> None:
         await self.say(type="error", error=RequestError(code, code.value).body(), **names)
 
@@ -73,20 +83,26 @@ async def stay(visitor: Visitor) -> None:
         await visitor.socket.recv()
 
 
-async def test_a_request_that_may_be_lost_is_sent_again_under_its_id() -> None:
-    """No `accepted`: once more, as it was; after it: only the events are asked for."""
+@pytest.mark.parametrize("end", ["1000", "1012", "1013", "reset", "garbage"])
+async def test_a_request_that_may_be_lost_is_sent_again_under_its_id(end: str) -> None:
+    """No `accepted`: once more, as it was; after it: only the events are asked for. However the
+    socket ends.
+    """
     frames: list[dict[str, Any]] = []
 
     async def leave_at_once(visitor: Visitor) -> None:
         frames.append(await visitor.hear(GENERATE))
+        await visitor.leave(end)
 
     async def accept_and_leave(visitor: Visitor) -> None:
         frames.append(await visitor.hear(GENERATE))
         await visitor.say(type="accepted", request_id=frames[0]["request_id"], session_id="s")
+        await visitor.leave(end)
 
     async def begin_and_leave(visitor: Visitor) -> None:
         frames.append(await visitor.hear(SUBSCRIBE))
         await visitor.answer(frames[0]["request_id"], last=1)
+        await visitor.leave(end)
 
     async def finish(visitor: Visitor) -> None:
         frames.append(await visitor.hear(SUBSCRIBE))
