@@ -48,7 +48,7 @@ def gateway(settings: Settings) -> int:
     SIGTERM stops it; readers of replies under way go on elsewhere.
     """
     check_bind(settings)
-    with _listening(settings.http_host, settings.http_port) as listener:
+    with listening(settings.http_host, settings.http_port) as listener:
         asyncio.run(serve(settings, listener))
     return 0
 
@@ -115,10 +115,18 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; each connection that it takes sends small pieces at once.
+
+    NOTE: asyncio does so by itself only for sockets that name their protocol, and these do not:
+    each event waited for the ACK of the one before it, 40 ms on Linux.
+    Raises: OSError in one clear line.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=SOCKET_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=SOCKET_BACKLOG)
     except OSError as problem:
         reason = os.strerror(problem.errno) if problem.errno else str(problem)
         raise OSError(f"cannot listen on {host}:{port}: {reason}") from problem
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

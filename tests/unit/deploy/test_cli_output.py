@@ -123,6 +123,13 @@ def test_ready_lines_hide_the_password() -> None:
     assert 'headrace send "What is the capital of France?"' in lines
 
 
+def test_ready_lines_tell_the_grpc_port_where_there_is_one() -> None:
+    """It is off by default."""
+    for given, shown in ((None, []), (50051, ["gRPC       127.0.0.1:50051"])):
+        lines = ready_lines(Stack(load_settings(grpc_port=given), Path("logs"), []))
+        assert [line for line in lines if "gRPC" in line] == shown
+
+
 def test_ready_lines_say_how_to_ask_and_who_works() -> None:
     """The address where it is not the one that `send` would try; the workers' process ids."""
     given = load_settings(kafka="127.0.0.1:25000", topic_prefix="t")
