@@ -66,16 +66,17 @@ class Client:
         self._addresses = Addresses.of(urls or ("http://127.0.0.1:8080",), api_key, tls)
         self._max_wait_s = max_wait_s
         self._links: list[Link] = []
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Cancels what is still being generated, except in the background. Takes 5 s at most."""
+        self._is_closed = True
         async with asyncio.TaskGroup() as tasks:
             for link in self._links:
                 tasks.create_task(link.close(), name="client.close")
-        self._links.clear()
 
     def generate(
         self,
@@ -189,6 +190,8 @@ class Client:
         return link
 
     def _link(self) -> Link:
+        if self._is_closed:
+            raise RuntimeError("this client is closed")
         for link in self._links:
             if link.has_room:
                 return link

@@ -31,6 +31,7 @@ from headrace.producers.client import (
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.settings import Settings
 from tests.chaos.proxy import RedisProxy
+from tests.documented import documented
 from tests.unit.consumers.doubles import (
     TOPIC_PARTITIONS,
     ResponseWriter,
@@ -39,7 +40,6 @@ from tests.unit.consumers.doubles import (
     overloaded,
 )
 from tests.unit.consumers.running import running
-from tests.unit.documented import documented
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -25,8 +25,8 @@ from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
 from headrace.schemas.proto.headrace.v1.generation_pb2_grpc import GenerationStub
 from headrace.schemas.settings import Settings
 from tests.chaos.proxy import RedisProxy
+from tests.documented import documented
 from tests.unit.consumers.doubles import TOPIC_PARTITIONS, ResponseWriter, ScriptedSink, answer
-from tests.unit.documented import documented
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -240,6 +240,14 @@ async def test_a_gateway_that_refuses_us_is_not_asked_again(status: int) -> None
     assert refused.value.code is ErrorCode.UNAUTHORIZED
 
 
+async def test_a_client_that_is_closed_says_so() -> None:
+    """Nothing would ever close what it opened now."""
+    async with Client("http://127.0.0.1:1") as client:
+        late = client.generate("hi")
+    with pytest.raises(RuntimeError, match="is closed"):
+        await late.whole()
+
+
 async def test_a_silent_gateway_is_left_in_time() -> None:
     """The error says where to go on; the same request is not read twice at once."""
     async with gateway(stay) as url, Client(url, max_wait_s=0.2) as client:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "client.md"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _END = "\n\nasyncio.run(main())\n"
 
