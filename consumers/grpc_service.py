@@ -18,7 +18,7 @@ from headrace.consumers.grpc_errors import code_of, trailing_of
 from headrace.consumers.grpc_wire import body_of, response_of
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.request_feed import RequestFeed
-from headrace.consumers.requests_api import FIRST_WAIT_S, check_sent
+from headrace.consumers.requests_api import first_event
 from headrace.consumers.submission import prepare
 from headrace.consumers.subscription import SlowReaderError
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
@@ -137,9 +137,7 @@ class GenerationService(GenerationServicer):
         async with feed:
             with self._ended_by_stop(feed):
                 await stream.context.send_initial_metadata(())  # the client is connected
-                found = await feed.next(FIRST_WAIT_S)
-                if found is None and feed.is_unknown:
-                    await check_sent(self._gateway, feed)
+                found = await first_event(self._gateway, feed)
                 while True:
                     if found is not None:
                         await stream.send(found[0])

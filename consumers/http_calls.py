@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.consumers.gateway_metrics import GatewayMetrics, route_of
-from headrace.consumers.request_id import new_request_id
+from headrace.schemas.request_id import new_request_id
 
 REQUEST_ID = "x-request-id"
 """OpenAI's clients show it as `_request_id`."""

@@ -13,11 +13,13 @@ from headrace.consumers.errors_http import HttpError, as_request_error
 from headrace.consumers.generation import cancel, forget
 from headrace.consumers.http_calls import name_call
 from headrace.consumers.openapi import ApiRoute
+from headrace.consumers.log_event import LogEvent
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.request_lookup import may_be_waiting
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
 from headrace.consumers.submission import CancelCall
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
+from headrace.schemas.reply import Seen
 from headrace.schemas.request import MAX_ID_CHARS
 from headrace.schemas.strict_json import decode_object
 from headrace.schemas.wire import refusal
@@ -114,9 +116,7 @@ def _last_words(problem: HeadraceError) -> bytes:
 
 async def _pieces(gateway: Gateway, feed: RequestFeed) -> AsyncGenerator[bytes, None]:
     async with feed:
-        found = await feed.next(FIRST_WAIT_S)
-        if found is None and feed.is_unknown:
-            await check_sent(gateway, feed)
+        found = await first_event(gateway, feed)
         if found is None and not feed.finished:
             yield KEEP_ALIVE  # the client learns that it is connected
         while True:
@@ -130,8 +130,14 @@ async def _pieces(gateway: Gateway, feed: RequestFeed) -> AsyncGenerator[bytes, 
                 yield KEEP_ALIVE
 
 
-async def check_sent(gateway: Gateway, feed: RequestFeed) -> None:
-    """Raises: HttpError 404 where a request without an event was never sent; UnavailableError."""
+async def first_event(gateway: Gateway, feed: RequestFeed) -> tuple[LogEvent, Seen] | None:
+    """The first event of a feed; None for a request that waits for its worker.
+
+    Raises: HttpError 404 for a request that was never sent; what `feed.next` raises.
+    """
+    found = await feed.next(FIRST_WAIT_S)
+    if found is not None or not feed.is_unknown:
+        return found
     wanted = feed.wanted
     if not await may_be_waiting(
         gateway.settings,
@@ -140,3 +146,4 @@ async def check_sent(gateway: Gateway, feed: RequestFeed) -> None:
         session_id=wanted.session_id,
     ):
         raise HttpError(404, "there is no such request", "request_id")
+    return None
