@@ -35,6 +35,11 @@ def code_of(problem: HeadraceError) -> grpc.StatusCode:
     return _CODES.get(status_of(as_request_error(problem)), grpc.StatusCode.INVALID_ARGUMENT)
 
 
+def is_resumable(problem: HeadraceError) -> bool:
+    """Whether the client is told to go on reading, so that its generation must not be cancelled."""
+    return code_of(problem) in (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)
+
+
 def trailing_of(problem: HeadraceError, *, cursor: str | None = None) -> Metadata:
     """The contract's code, the field, when to try again, and where to go on."""
     error = as_request_error(problem)

@@ -14,7 +14,7 @@ import structlog
 from headrace.consumers.auth import bearer
 from headrace.consumers.context import Gateway
 from headrace.consumers.generation import Generation, cancel
-from headrace.consumers.grpc_errors import code_of, trailing_of
+from headrace.consumers.grpc_errors import code_of, is_resumable, trailing_of
 from headrace.consumers.grpc_wire import body_of, response_of
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.request_feed import RequestFeed
@@ -118,8 +118,9 @@ class GenerationService(GenerationServicer):
                         found = await generation.next()
                         if found is not None:
                             await stream.send(found[0])
-            except (SlowReaderError, UnavailableError):
-                generation.keep()  # its client is told to go on reading it
+            except HeadraceError as problem:
+                if is_resumable(problem):
+                    generation.keep()
                 raise
 
     async def _resume(self, request: pb.ResumeRequest, stream: "_Stream", tenant: str) -> None:

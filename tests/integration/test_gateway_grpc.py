@@ -73,16 +73,16 @@ async def stack(shared: Stack) -> Stack:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, events: ResponseWriter, sink: ScriptedSink, **options: Any
+    settings: Settings, events: ResponseWriter, sink: ScriptedSink, no_progress_s: float = 120.0
 ) -> AsyncIterator[Stack]:
     """A gateway with a log of its own, as another process would be."""
     log = ResponseLog(settings)
     await log.start()
     try:
-        bounds = Bounds(heartbeat_s=0.2, send_s=0.5)
+        bounds = Bounds(heartbeat_s=0.2, send_s=0.5, no_progress_s=no_progress_s)
         gateway = build_app(settings, log, sink, bounds=bounds).state.gateway
         server = GrpcServer(gateway)
-        address = f"127.0.0.1:{await server.start('127.0.0.1', 0, **options)}"
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         async with grpc.aio.insecure_channel(address) as channel:
             stub = GenerationStub(channel)
             yield Stack(settings, log, events, sink, gateway, server, address, stub)
@@ -378,6 +378,16 @@ async def test_a_stopped_gateway_hands_its_streams_over(stack: Stack) -> None:
     assert stack.sink.cancelled == []
 
 
+async def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(stack: Stack) -> None:
+    """UNAVAILABLE, and the request stays: its client may come back for the answer."""
+    stack.sink.silent = True
+    async with serving(stack.settings, stack.events, stack.sink, no_progress_s=0.3) as other:
+        request_id = fresh()
+        status, trailing = await status_of(other.stub.Stream(ask(request_id=request_id)))
+        assert (status, trailing["headrace-code"]) == (grpc.StatusCode.UNAVAILABLE, "overloaded")
+    assert stack.sink.cancelled == []
+
+
 async def test_keys_tell_the_tenant_and_tenants_do_not_meet(stack: Stack, tmp_path: Path) -> None:
     """No key, a wrong key; another tenant's request is read, resumed and cancelled by nobody."""
     keys = tmp_path / "keys.json"
@@ -392,9 +402,8 @@ async def test_keys_tell_the_tenant_and_tenants_do_not_meet(stack: Stack, tmp_pa
         a, b = ([("authorization", f"Bearer key-{one}")] for one in "ab")
         _, *events = await read_all(stub.Stream(ask(session_id="s8"), metadata=a))
         name = events[0].request_id
-        for place in ({}, {"starting_after": 1}):
-            foreign = stub.Stream(resume(name, session_id="s8", **place), metadata=b)
-            assert (await status_of(foreign))[0] is grpc.StatusCode.NOT_FOUND
+        foreign = stub.Stream(resume(name, session_id="s8", starting_after=1), metadata=b)
+        assert (await status_of(foreign))[0] is grpc.StatusCode.NOT_FOUND
         stolen = stub.Stream(resume(name, cursor=events[3].cursor), metadata=b)
         assert (await status_of(stolen))[0] is grpc.StatusCode.OUT_OF_RANGE
         assert stack.sink.tenants == ["acme"]
