@@ -100,6 +100,7 @@ class Client:
             body["session_id"] = session_id
         body = {name: value for name, value in body.items() if value is not None}
         validate_request(body)
+        _check_writable(body)
         name = body["request_id"]
         return self._answer(
             RequestFollow(name, session_id or name, body=body), background=background
@@ -199,6 +200,14 @@ class Client:
         link.start()
         self._links.append(link)
         return link
+
+
+def _check_writable(body: dict[str, Any]) -> None:
+    """Refuse what no frame can hold, in fields that the contract does not know."""
+    try:
+        orjson.dumps(body)
+    except TypeError as problem:  # orjson's error is one
+        raise RequestError(ErrorCode.INVALID_VALUE, str(problem)) from problem
 
 
 def _session_events(follow: SessionFollow, frame: dict[str, Any]) -> list[Event]:

@@ -66,7 +66,9 @@ class Link:
 
     @property
     def has_room(self) -> bool:
-        return len(self._streams) + len(self._left) < MAX_STREAMS
+        """Whether it takes one more; a link that a bug has ended takes none."""
+        is_running = self._task is not None and not self._task.done()
+        return is_running and len(self._streams) + len(self._left) < MAX_STREAMS
 
     def follows(self, request_id: str) -> bool:
         """Whether a stream of this request is open here."""
@@ -214,7 +216,8 @@ class Link:
                 self._take_error(frame)
             elif kind == "pong" and (order := self._orders.pong()) is not None:
                 self._again_later(order)
-            self._dialer.went_well()
+            if kind != "error":
+                self._dialer.went_well()
 
     def _take_event(self, frame: dict[str, Any], num_bytes: int) -> None:
         name = frame["event"]["id"]

@@ -240,6 +240,14 @@ async def test_a_gateway_that_refuses_us_is_not_asked_again(status: int) -> None
     assert refused.value.code is ErrorCode.UNAUTHORIZED
 
 
+@pytest.mark.parametrize("fields", [{"text": "\ud800"}, {"new_field": object()}, {"n": 2**70}])
+async def test_what_no_frame_can_hold_is_refused_at_once(fields: dict[str, Any]) -> None:
+    """Halves of characters, what is no JSON; also in fields that nobody here knows."""
+    async with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(RequestError):
+            client.generate(**({"text": "hi"} | fields))
+
+
 async def test_a_client_that_is_closed_says_so() -> None:
     """Nothing would ever close what it opened now."""
     async with Client("http://127.0.0.1:1") as client:
