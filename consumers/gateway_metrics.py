@@ -8,6 +8,7 @@ from headrace.consumers.lag_metrics import LagMetrics
 from headrace.consumers.lag_watch import LagWatch
 from headrace.schemas.metrics import PREFIX
 
+GRPC_METHODS = ("Stream", "Cancel")
 EVENT_WAYS = ("openai", "sse", "websocket", "grpc")
 
 ROUTES = {
@@ -70,6 +71,8 @@ class GatewayMetrics:
             ["method", "code"],
             registry=registry,
         )
+        for method in GRPC_METHODS:
+            self.grpc_calls.labels(method, "OK")
         self.slow_readers = Counter(
             f"{PREFIX}gateway_slow_readers",
             "clients let go because they fell behind",
