@@ -12,8 +12,8 @@ from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import HttpError, as_request_error
 from headrace.consumers.generation import cancel, forget
 from headrace.consumers.http_calls import name_call
-from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.log_event import LogEvent
+from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.request_lookup import may_be_waiting
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
