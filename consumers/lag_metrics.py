@@ -1,4 +1,6 @@
-"""The lag as Prometheus metrics (contract §9): what was read last. A scrape does no I/O."""
+"""The lag, and the work on it, as Prometheus metrics (contract §9): what was read last. A scrape
+does no I/O.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +52,16 @@ class LagMetrics(Collector):
             PREFIX + "lag_tokens",
             "Estimated tokens of the unfinished requests",
             value=latest.tokens if latest else None,
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "answers_running",
+            "Answers that have begun in the response log and not ended",
+            value=self._watch.answers.num_open,
+        )
+        yield CounterMetricFamily(
+            PREFIX + "answer_tokens",
+            "Tokens of answers that came through the response log; estimated until their end",
+            value=self._watch.answers.num_tokens,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from headrace.consumers.answer_tally import AnswerTally
 from headrace.consumers.lag import Lag
 from headrace.consumers.lag_service import LagService
 from headrace.consumers.lag_work import AnswerLengths
@@ -41,6 +42,7 @@ class LagWatch:
         refresh_s: float = REFRESH_S,
     ) -> None:
         self._lengths = AnswerLengths()
+        self.answers = AnswerTally()
         self._service = service or LagService(settings, lengths=self._lengths)
         self._refresh_s = refresh_s
         self._task: asyncio.Task[None] | None = None
@@ -55,8 +57,9 @@ class LagWatch:
         return max(0.0, now_s - (self.latest.read_at_s if self.latest else self._since_s))
 
     def on_event(self, event: LogEvent) -> None:
-        """Take an event of the live response log: it may say how long an answer was."""
+        """Take an event of the live response log: what is being answered, and how long it gets."""
         self._lengths.add(event.event)
+        self.answers.add(event)
 
     async def start(self) -> None:
         """Begin; returns at once, whether Kafka answers or not."""

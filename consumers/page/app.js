@@ -1,206 +1,85 @@
-// The chat page: what is on screen, and what it asks of the gateway. Text goes in as text, never as HTML.
+// The chat page: its parts put together, and what a person does with them.
 
+import { getKey, forget, modelName, setKey, tellForgotten } from "./api.js";
 import { Connection } from "./connection.js";
-import { STORE, Transcript } from "./transcript.js";
+import { Conversations } from "./conversations.js";
+import { LivePanel } from "./live.js";
+import { Sessions } from "./sessions.js";
+import { SessionsView } from "./sessions_view.js";
+import { TurnsView } from "./turns_view.js";
 
-const KEY_STORE = "headrace.key";
-const GAP = "resume_gap";
-const NEAR_END_PX = 80;
-const STATES = { connecting: "Connecting…", open: "Connected", waiting: "Reconnecting…" };
+const STATES = {
+  connecting: "Connecting…", open: "Connected", waiting: "Reconnecting…", offline: "Offline",
+};
+const LIST_INTERVAL_MS = 60000; // "Today" becomes "Yesterday" while the page stays open
+const NARROW = matchMedia("(max-width: 52rem)");
 
 const $ = (id) => document.getElementById(id);
-const transcript = new Transcript();
-const rows = new Map(); // turn -> its elements
-let askedKey = false;
+const say = (text) => { $("announce").textContent = text; };
+let transcript; // the one that is shown
+let model = null;
 
-const connection = new Connection({
-  getKey: () => sessionStorage.getItem(KEY_STORE),
-  onState: (state) => {
-    $("connection").dataset.state = state;
-    $("connection").textContent = STATES[state];
-    if (state === "waiting") checkKey();
-  },
-  onOpen: resume,
-  onFrame: (frame) => handlers[frame.type]?.(frame),
+const sessions = new Sessions({ onChange: changedElsewhere, onFull: (isFull) => { $("full").hidden = !isFull; } });
+const connection = new Connection({ getKey, onState: showState, onOpen: opened, onFrame: (it) => talk.frame(it) });
+const talk = new Conversations({ connection, sessions, onTurn: changed });
+const live = new LivePanel($("live"));
+const list = new SessionsView($("sessions"), { onChoose: choose, onRename: askName, onDelete: askDelete });
+const view = new TurnsView({
+  list: $("turns"), scroll: $("scroll"), toEnd: $("to-end"), say, isConnected: () => connection.isOpen,
 });
 
-// --- the conversation over the socket
+// --- what changes
 
-// Go on where this browser was: first the session from its cursor, then a question that may never have
-// arrived. The same request id may be sent again: the first one counts.
-function resume() {
-  const place = transcript.cursor ? { cursor: transcript.cursor } : {};
-  connection.send({ type: "subscribe", session_id: transcript.sessionId, ...place });
-  const turn = transcript.current;
-  if (!turn) return;
-  if (!turn.accepted) generate(turn);
-  else if (!transcript.cursor) follow(turn);
+function opened() {
+  talk.opened();
+  tellForgotten();
+  if (!model) checkKey();
 }
 
-function generate(turn) {
-  const question = transcript.turns.find((it) => it.role === "user" && it.requestId === turn.requestId);
-  connection.send({
-    type: "generate",
-    request_id: turn.requestId,
-    session_id: transcript.sessionId,
-    context: "append",
-    max_tokens: 512,
-    temperature: 0, // small models wander; a person wants the likely answer
-    frequency_penalty: 0.4, // and small models repeat themselves
-    messages: [{ role: "user", content: question.text }],
-  });
+function showState(state) {
+  $("connection").dataset.state = state;
+  $("connection").textContent = STATES[state];
+  if (state === "open" || state === "connecting") return;
+  talk.closed();
+  if (state === "waiting") checkKey();
 }
 
-function follow(turn) {
-  connection.send({
-    type: "subscribe",
-    session_id: transcript.sessionId,
-    request_id: turn.requestId,
-    starting_after: turn.next - 1,
-  });
-}
-
-const handlers = {
-  accepted({ request_id }) {
-    const turn = transcript.current;
-    if (turn?.requestId === request_id) {
-      turn.accepted = true;
-      transcript.save();
-    }
-  },
-
-  event({ event, cursor, worker }) {
-    if (event.session_id !== transcript.sessionId) return; // of a chat that was left
-    const turn = transcript.take({ ...event, worker }, cursor);
-    if (turn) showAnswer(turn);
-  },
-
-  error({ error, request_id, session_id }) {
-    if (session_id && session_id !== transcript.sessionId) return;
-    const turn = transcript.current;
-    if (error.code === GAP && !request_id) {
-      transcript.state.cursor = null; // the place is gone from the log: ask for the answer itself
-      connection.send({ type: "subscribe", session_id: transcript.sessionId });
-      if (turn) follow(turn);
-    } else if (turn && (!request_id || request_id === turn.requestId)) {
-      transcript.fail(turn, error);
-      showAnswer(turn);
-    }
-  },
-};
-
-function ask(text) {
-  const turn = transcript.ask(text);
-  render();
-  toEnd();
-  generate(turn);
-}
-
-function stop() {
-  const turn = transcript.current;
-  if (!turn) return;
-  const names = { request_id: turn.requestId, session_id: transcript.sessionId };
-  if (connection.send({ type: "cancel", ...names })) $("stop").disabled = true;
-}
-
-function newChat() {
-  stop();
-  transcript.reset();
-  render();
-  connection.send({ type: "subscribe", session_id: transcript.sessionId });
-  $("text").focus();
-}
-
-// --- on screen
-
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function render() {
-  rows.clear();
-  $("turns").replaceChildren(...transcript.turns.map(newRow));
-  for (const turn of transcript.turns) if (turn.role === "assistant") fill(turn);
-  showControls();
-}
-
-function newRow(turn) {
-  const row = element("li", `turn ${turn.role}`);
-  row.append(element("span", "unseen", turn.role === "user" ? "You:" : "Answer:"));
-  const text = element("div", "text", turn.role === "user" ? turn.text : undefined);
-  row.append(text);
-  if (turn.role === "assistant") {
-    const facts = element("p", "facts");
-    row.append(facts);
-    rows.set(turn, { row, text, facts });
+function changed(its, turn) {
+  if (its === transcript) {
+    view.update(turn);
+    showControls();
   }
-  return row;
+  if (turn.done || !turn.text || turn.next === 1) showList();
 }
 
-function showAnswer(turn) {
-  if (!rows.has(turn)) $("turns").append(newRow(turn));
-  const wasAtEnd = atEnd();
-  fill(turn);
+// Another tab has asked, renamed or deleted.
+function changedElsewhere(id) {
+  if (id === transcript.id && !sessions.get(id)) show(sessions.list()[0] ?? sessions.begin());
+  else if (id === transcript.id) show(transcript);
+  showList();
+}
+
+function show(chosen) {
+  transcript = chosen;
+  sessions.show(transcript);
+  talk.show(transcript);
+  view.show(transcript);
   showControls();
-  if (wasAtEnd) toEnd();
-  if (turn.done) $("announce").textContent = turn.error ? `Error: ${turn.error}` : turn.text;
+  showList();
 }
 
-function fill(turn) {
-  const { row, text, facts } = rows.get(turn);
-  row.classList.toggle("writing", !turn.done);
-  row.classList.toggle("empty", !turn.text);
-  row.classList.toggle("failed", Boolean(turn.error));
-  text.textContent = turn.text;
-  facts.replaceChildren(...factsOf(turn));
-}
-
-function factsOf(turn) {
-  const found = [];
-  const add = (text, title, className) => {
-    const fact = element("span", className, text);
-    if (title) fact.title = title;
-    found.push(fact);
-  };
-  if (turn.error) add(turn.error, turn.code, "bad");
-  if (!turn.done && !turn.text) add("Waiting for a worker");
-  if (turn.reason === "cancelled") add("Stopped", "", "mark");
-  if (turn.reason === "length") add("Cut at the token limit", "", "mark");
-  if (turn.usage) {
-    const { decode_ms: decodeMs } = turn.timings ?? {};
-    const tokens = turn.usage.completion_tokens;
-    add(`${tokens} tokens`, `${turn.usage.prompt_tokens} prompt tokens`);
-    if (decodeMs > 0 && tokens > 1) add(`${((tokens - 1) / decodeMs * 1000).toFixed(1)} tokens/s`);
-  }
-  const firstMs = turn.timings?.ttft_ms || turn.firstMs;
-  if (firstMs) add(`first token ${seconds(firstMs)}`, "time to the first token");
-  if (turn.worker) add(turn.worker, "the worker that wrote this", "worker");
-  return found;
-}
-
-function seconds(ms) {
-  return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+function showList() {
+  list.render(sessions.list(), transcript);
+  $("title").textContent = transcript.title;
+  document.title = transcript.turns.length ? `${transcript.title} · Headrace` : "Headrace";
 }
 
 function showControls() {
-  const busy = transcript.current !== null;
+  const isBusy = transcript.current !== null;
   $("welcome").hidden = transcript.turns.length > 0;
-  $("stop").hidden = !busy;
-  if (!busy) $("stop").disabled = false;
-  $("send").hidden = busy;
+  $("stop").hidden = !isBusy;
+  $("send").hidden = isBusy;
   $("send").disabled = !$("text").value.trim();
-}
-
-function atEnd() {
-  const view = $("scroll");
-  return view.scrollHeight - view.scrollTop - view.clientHeight < NEAR_END_PX;
-}
-
-function toEnd() {
-  $("scroll").scrollTop = $("scroll").scrollHeight;
 }
 
 function fit() {
@@ -209,30 +88,126 @@ function fit() {
   box.style.height = `${box.scrollHeight}px`;
 }
 
-// --- keys of the gateway
+// --- what a person does
 
-async function authorized() {
-  const key = sessionStorage.getItem(KEY_STORE);
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const answer = await fetch("/v1/models", { headers });
-  if (answer.ok) {
-    $("model").textContent = (await answer.json()).data[0]?.id ?? "";
-    $("model").hidden = !$("model").textContent;
-  }
-  return answer.status !== 401;
+function ask(text) {
+  talk.ask(transcript, text);
+  view.jumpToEnd();
 }
+
+function stop() {
+  if (!transcript.running.length) return;
+  talk.stop(transcript);
+  say("Stopped");
+  showControls();
+}
+
+function newChat() {
+  show(sessions.begin());
+  closeDrawer();
+  $("text").focus();
+}
+
+function choose(chosen) {
+  show(chosen);
+  closeDrawer();
+}
+
+function askName(its) {
+  $("name").value = its.title;
+  openDialog("name-dialog", () => {
+    its.title = $("name").value;
+    sessions.save(its);
+    showList();
+  });
+}
+
+function askDelete(its) {
+  $("delete-title").textContent = its.title;
+  openDialog("delete-dialog", () => {
+    talk.leave(its);
+    sessions.remove(its);
+    forget(its.id);
+    if (its === transcript) show(sessions.list()[0] ?? sessions.begin());
+    showList();
+    say("Deleted");
+    ($("sessions").querySelector("[aria-current]") ?? $("new")).focus();
+  });
+}
+
+function openDialog(id, onYes) {
+  const dialog = $(id);
+  dialog.returnValue = "";
+  dialog.onclose = () => { if (dialog.returnValue === "yes") onYes?.(); };
+  dialog.showModal();
+}
+
+function toggleList() {
+  const isShown = document.body.classList.toggle(NARROW.matches ? "drawer" : "no-list");
+  const isOpen = NARROW.matches ? isShown : !isShown;
+  $("list").setAttribute("aria-expanded", String(isOpen));
+  if (isOpen) ($("sessions").querySelector("[aria-current]") ?? $("new")).focus();
+}
+
+function closeDrawer() {
+  if (!document.body.classList.contains("drawer")) return;
+  document.body.classList.remove("drawer");
+  $("list").setAttribute("aria-expanded", "false");
+  $("list").focus();
+}
+
+function toggleLive() {
+  live.toggle();
+  $("live-toggle").setAttribute("aria-expanded", String(live.isOpen));
+}
+
+// --- keys of the gateway
 
 async function checkKey() {
   try {
-    if (askedKey || await authorized()) return;
-  } catch {
-    return; // the gateway is away: the socket tries again
+    model = await modelName();
+    $("model").textContent = model ?? "";
+    $("model").hidden = !model;
+  } catch (problem) {
+    if (!problem.isDenied || $("key-dialog").open) return; // the gateway is away: the socket tries again
+    $("key-refused").hidden = !getKey();
+    $("key").value = "";
+    openDialog("key-dialog");
   }
-  askedKey = true;
-  $("key-dialog").showModal();
 }
 
-// --- what the user does
+$("key-form").addEventListener("submit", () => {
+  setKey($("key").value);
+  connection.renew();
+});
+
+// --- the keyboard
+
+const SHORTCUTS = {
+  "mod+shift+o": newChat,
+  "mod+shift+s": toggleList,
+  "mod+shift+l": toggleLive,
+  "mod+/": () => openDialog("help-dialog"),
+  "shift+escape": () => $("text").focus(),
+  escape: () => (document.body.classList.contains("drawer") ? closeDrawer() : stop()),
+};
+
+addEventListener("keydown", (pressed) => {
+  if (pressed.isComposing || document.querySelector("dialog[open]")) return;
+  const names = [(pressed.ctrlKey || pressed.metaKey) && "mod", pressed.shiftKey && "shift", pressed.key.toLowerCase()];
+  const action = SHORTCUTS[names.filter(Boolean).join("+")];
+  if (!action) return;
+  pressed.preventDefault();
+  action();
+});
+
+$("text").addEventListener("keydown", (pressed) => {
+  if (pressed.key !== "Enter" || pressed.shiftKey || pressed.isComposing) return;
+  pressed.preventDefault();
+  $("ask").requestSubmit();
+});
+
+// --- the mouse
 
 $("ask").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
@@ -243,32 +218,23 @@ $("ask").addEventListener("submit", (submitted) => {
   ask(text);
 });
 $("text").addEventListener("input", () => { fit(); showControls(); });
-$("text").addEventListener("keydown", (pressed) => {
-  if (pressed.key !== "Enter" || pressed.shiftKey || pressed.isComposing) return;
-  pressed.preventDefault();
-  $("ask").requestSubmit();
-});
-addEventListener("storage", (change) => {
-  const found = change.key === STORE ? transcript.merge(change.newValue) : null;
-  if (!found) return;
-  render();
-  toEnd();
-  if (found === "other") resume();
-});
-addEventListener("keydown", (pressed) => { if (pressed.key === "Escape") stop(); });
-$("stop").addEventListener("click", stop);
+$("stop").addEventListener("click", () => { stop(); $("text").focus(); });
 $("new").addEventListener("click", newChat);
+$("list").addEventListener("click", toggleList);
+$("scrim").addEventListener("click", closeDrawer);
+$("live-toggle").addEventListener("click", toggleLive);
+$("help").addEventListener("click", () => openDialog("help-dialog"));
 for (const idea of document.querySelectorAll(".idea")) {
-  idea.addEventListener("click", () => ask(idea.textContent));
+  idea.addEventListener("click", () => { ask(idea.textContent); $("text").focus(); });
 }
-$("key-form").addEventListener("submit", () => {
-  sessionStorage.setItem(KEY_STORE, $("key").value);
-  askedKey = false;
-  checkKey();
-  connection.open();
+NARROW.addEventListener("change", () => {
+  document.body.classList.remove("drawer", "no-list");
+  $("list").setAttribute("aria-expanded", String(!NARROW.matches));
 });
+$("list").setAttribute("aria-expanded", String(!NARROW.matches));
+setInterval(showList, LIST_INTERVAL_MS);
 
-render();
-toEnd();
+sessions.load();
+show(sessions.last());
 checkKey();
 connection.open();

@@ -1,8 +1,8 @@
-// The conversation as this browser knows it, kept in localStorage: turns, cursor, and the reader's rule
-// of contract §3 (drop what was seen; a larger attempt begins the text anew). No DOM, no socket.
+// One conversation as this browser knows it: turns, cursor, and the reader's rule of contract §3 (drop what
+// was seen; a larger attempt begins the text anew). No DOM, no socket, no storage.
 
-export const STORE = "headrace.chat.1";
-const SAVE_PAUSE_MS = 150;
+const MAX_TURNS = 1000; // of one conversation; older ones are forgotten here, the worker has them
+const MAX_TITLE_CHARS = 80;
 
 function randomHex(digits) {
   const bytes = crypto.getRandomValues(new Uint8Array(Math.ceil(digits / 2)));
@@ -10,39 +10,66 @@ function randomHex(digits) {
 }
 
 // `req_` + UUIDv7, as the gateway makes them: the time in it says where to look in the log.
-export function newRequestId() {
+function newRequestId() {
   const time = Date.now().toString(16).padStart(12, "0");
   const variant = "89ab"[Math.floor(Math.random() * 4)];
   return `req_${time}7${randomHex(3)}${variant}${randomHex(15)}`;
 }
 
 function fresh() {
-  return { sessionId: `web-${randomHex(24)}`, turns: [], cursor: null };
+  return { sessionId: `web-${randomHex(24)}`, title: null, turns: [], cursor: null, updatedMs: Date.now() };
+}
+
+function isTurn(turn) {
+  return ["user", "assistant"].includes(turn?.role) && typeof turn.text === "string";
 }
 
 export class Transcript {
-  #timer = 0;
+  live = false; // whether its events come in, in this tab
 
-  constructor() {
-    const stored = this.#load();
-    this.state = stored ?? fresh();
-    if (!stored) this.save(); // a second tab joins this session
-    addEventListener("pagehide", () => this.save());
-    document.addEventListener("visibilitychange", () => this.save());
+  constructor(state = fresh()) {
+    this.state = state;
   }
 
-  get sessionId() { return this.state.sessionId; }
+  // A stored conversation, or null where the text holds none.
+  static parse(text) {
+    try {
+      const found = JSON.parse(text);
+      if (typeof found.sessionId !== "string" || !found.turns.every(isTurn)) return null;
+      for (const turn of found.turns) turn.workers ??= turn.worker ? [turn.worker] : [];
+      return new Transcript({ ...fresh(), cursor: null, ...found });
+    } catch {
+      return null;
+    }
+  }
+
+  get id() { return this.state.sessionId; }
   get turns() { return this.state.turns; }
+  get updatedMs() { return this.state.updatedMs; }
   get cursor() { return this.state.cursor; }
+  set cursor(place) { this.state.cursor = place; }
 
-  // The answer that is still being written, if any.
-  get current() {
-    return this.turns.findLast((turn) => turn.role === "assistant" && !turn.done) ?? null;
+  get title() {
+    const first = this.turns.find((turn) => turn.role === "user")?.text ?? "";
+    return this.state.title ?? (first.trim().replace(/\s+/g, " ").slice(0, MAX_TITLE_CHARS) || "New chat");
   }
 
-  reset() {
-    this.state = fresh();
-    this.save();
+  set title(text) {
+    this.state.title = text.trim().slice(0, MAX_TITLE_CHARS) || null;
+  }
+
+  // The answers that are still being written, the oldest first.
+  get running() { return this.turns.filter((turn) => turn.role === "assistant" && !turn.done); }
+
+  // The one that a new question has to wait for: an answer that was told to stop is not waited for.
+  get current() { return this.running.findLast((turn) => !turn.stopping) ?? null; }
+
+  answerTo(requestId) {
+    return this.turns.findLast((turn) => turn.role === "assistant" && turn.requestId === requestId) ?? null;
+  }
+
+  question(requestId) {
+    return this.turns.find((turn) => turn.role === "user" && turn.requestId === requestId) ?? null;
   }
 
   ask(text) {
@@ -50,107 +77,75 @@ export class Transcript {
     this.turns.push({ role: "user", text, requestId });
     const turn = this.#newAnswer(requestId);
     turn.accepted = false;
-    this.save();
     return turn;
   }
 
-  // Take an event in. Returns the turn it changed, or null where it says nothing new.
+  // Take an event in. Returns the turn that it belongs to, and whether it is "new", "old", or after a "gap".
   take(event, cursor) {
-    this.state.cursor = cursor;
-    const turn = this.turns.find((it) => it.role === "assistant" && it.requestId === event.id)
-      ?? this.#newAnswer(event.id);
-    if (turn.done && event.attempt <= turn.attempt) return this.#later(null);
-    if (turn.attempt !== null && event.attempt < turn.attempt) return this.#later(null);
-    if (turn.attempt === null || event.attempt > turn.attempt) {
-      Object.assign(turn, { attempt: event.attempt, next: 0, text: "", done: false, error: null });
-    }
-    if (event.sequence_number < turn.next) return this.#later(null);
-    turn.next = event.sequence_number + 1;
-    turn.accepted = true;
+    const turn = this.answerTo(event.id) ?? this.#newAnswer(event.id);
+    const isLater = turn.attempt !== null && event.attempt > turn.attempt;
+    const isOver = turn.done && !isLater;
+    if (isOver || event.attempt < turn.attempt) return this.#took(turn, "old", cursor);
+    const expected = isLater ? 0 : turn.next;
+    if (event.sequence_number > expected) return { turn, kind: "gap" };
+    if (event.sequence_number < expected) return this.#took(turn, "old", cursor);
+    if (isLater) Object.assign(turn, { text: "", done: false, error: null, code: null });
+    Object.assign(turn, { attempt: event.attempt, next: expected + 1, accepted: true, retryAtMs: null });
     this.#apply(turn, event);
-    return this.#later(turn);
+    return this.#took(turn, "new", cursor);
   }
 
-  // What another tab stored. Returns "other" for a new session, "more" for questions we did not have.
-  merge(stored) {
-    const theirs = this.#parse(stored);
-    if (!theirs) return null;
-    if (theirs.sessionId !== this.sessionId) {
-      this.state = theirs;
-      return "other";
-    }
-    const known = new Set(this.turns.filter((it) => it.role === "user").map((it) => it.requestId));
-    const added = theirs.turns.filter((it) => it.role === "user" && !known.has(it.requestId));
+  // Take in the questions that another tab has, and this one has not. Returns whether there were any.
+  merge(theirs) {
+    const added = theirs.turns.filter((it) => it.role === "user" && !this.question(it.requestId));
     for (const question of added) {
       const answer = this.turns.findIndex((it) => it.requestId === question.requestId);
       this.turns.splice(answer < 0 ? this.turns.length : answer, 0, question);
     }
-    return added.length ? "more" : null;
+    this.state.title = theirs.state.title ?? this.state.title;
+    return added.length > 0;
   }
 
   // End an answer that cannot go on.
-  fail(turn, error) {
-    Object.assign(turn, { done: true, error: error.message, code: error.code });
-    this.save();
+  fail(turn, { message, code }) {
+    Object.assign(turn, { done: true, error: message, code, retryAtMs: null });
   }
 
-  save() {
-    clearTimeout(this.#timer);
-    this.#timer = 0;
-    try {
-      localStorage.setItem(STORE, JSON.stringify(this.state));
-    } catch {
-      // storage is full or forbidden: the chat works, only a reload begins anew
-    }
+  // End an answer that nobody was asked for yet.
+  withdraw(turn) {
+    Object.assign(turn, { done: true, reason: "cancelled", retryAtMs: null });
+  }
+
+  #took(turn, kind, cursor) {
+    this.state.cursor = cursor;
+    return { turn, kind };
   }
 
   #apply(turn, event) {
-    turn.worker = event.worker ?? turn.worker;
-    turn.model = event.model ?? turn.model;
-    turn.fingerprint = event.system_fingerprint ?? turn.fingerprint;
+    const { worker } = event;
+    if (worker && turn.workers.at(-1) !== worker) turn.workers.push(worker);
+    turn.eventMs = Date.now();
+    this.state.updatedMs = turn.eventMs;
     if (event.object === "error") {
-      Object.assign(turn, { done: true, error: event.error.message, code: event.error.code });
+      this.fail(turn, event.error);
       return;
     }
     const choice = event.choices[0];
     const text = (choice.delta ?? choice.message ?? {}).content ?? "";
     if (text && !turn.firstMs) turn.firstMs = Date.now() - turn.askedMs;
     turn.text += text;
-    if (choice.finish_reason !== null) {
-      Object.assign(turn, { done: true, reason: choice.finish_reason });
-      turn.usage = event.usage;
-      turn.timings = event.timings;
-    }
+    if (choice.finish_reason === null) return;
+    Object.assign(turn, { done: true, reason: choice.finish_reason, usage: event.usage, timings: event.timings });
   }
 
   #newAnswer(requestId) {
     const turn = {
       role: "assistant", requestId, text: "", attempt: null, next: 0, done: false, accepted: true,
-      askedMs: Date.now(),
+      workers: [], askedMs: Date.now(),
     };
     this.turns.push(turn);
+    this.state.updatedMs = turn.askedMs;
+    if (this.turns.length > MAX_TURNS) this.turns.splice(0, this.turns.length - MAX_TURNS);
     return turn;
-  }
-
-  #later(result) {
-    this.#timer ||= setTimeout(() => this.save(), SAVE_PAUSE_MS);
-    return result;
-  }
-
-  #load() {
-    try {
-      return this.#parse(localStorage.getItem(STORE));
-    } catch {
-      return null; // storage is forbidden
-    }
-  }
-
-  #parse(text) {
-    try {
-      const found = JSON.parse(text);
-      return found && typeof found.sessionId === "string" && Array.isArray(found.turns) ? found : null;
-    } catch {
-      return null;
-    }
   }
 }

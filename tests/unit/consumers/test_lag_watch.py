@@ -106,6 +106,8 @@ async def test_every_partition_is_shown() -> None:
         ("headrace_consumer_lag_seconds", "0"): 12.5,
         ("headrace_consumer_lag_seconds", "1"): 0.0,
         ("headrace_lag_tokens", ""): 90.0,
+        ("headrace_answers_running", ""): 0.0,
+        ("headrace_answer_tokens_total", ""): 0.0,
     }
 
 
