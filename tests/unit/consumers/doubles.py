@@ -117,7 +117,8 @@ class RecordingSink:
 class ScriptedSink(RecordingSink):
     """A sink and worker in one: answers each request by writing its script to the real log.
 
-    The words of an answer come `pause_s` apart; a cancel ends it; `hold` stops it before a word.
+    The words of an answer come `pause_s` apart; a cancel ends it. Before the word that
+    `hold_before` names it pauses until `go_on`.
     """
 
     def __init__(self, events: ResponseWriter, words: Sequence[str], *, pause_s: float = 0.0):
@@ -126,6 +127,8 @@ class ScriptedSink(RecordingSink):
         self.error: RequestError | None = None
         self.silent = False
         self.worker: str | None = None
+        self._held_word: int | None = None
+        self._going_on = asyncio.Event()
         self._events = events
         self._tasks: asyncio.TaskGroup = asyncio.TaskGroup()
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -139,6 +142,20 @@ class ScriptedSink(RecordingSink):
             task.cancel()
         await self._tasks.__aexit__(*problem)
 
+    def hold_before(self, word: int | None) -> None:
+        """Pause each answer there."""
+        self._held_word = word
+        self._going_on.clear()
+
+    def go_on(self) -> None:
+        """Write what is held back."""
+        self._going_on.set()
+
+    async def idle(self) -> None:
+        """Wait until every answer is written."""
+        if self._running:
+            await asyncio.wait(self._running.values())
+
     async def submit(self, body: dict[str, Any], **others: Any) -> None:
         await super().submit(body, **others)
         name = (others["tenant"], body["request_id"])
@@ -148,7 +165,9 @@ class ScriptedSink(RecordingSink):
             )
 
     async def _answer(self, body: dict[str, Any], session_id: str, tenant: str) -> None:
-        for value in script(body, session_id, self.words, self.error):
+        for number, value in enumerate(script(body, session_id, self.words, self.error)):
+            if number == self._held_word:
+                await self._going_on.wait()
             await asyncio.sleep(self.pause_s)
             stop = body["request_id"] in self.cancelled
             if stop:
