@@ -1,8 +1,8 @@
 // The list of conversations beside the chat: choose, rename, delete.
 
 const DAY_MS = 24 * 3600 * 1000;
-const clock = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 
 function daysAgo(ms) {
   const midnight = new Date().setHours(0, 0, 0, 0);
