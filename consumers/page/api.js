@@ -1,16 +1,18 @@
 // What the page asks by HTTP, with the key where the gateway wants one: models, metrics, forgetting.
 
+import { local, ofTab } from "./storage.js";
+
 const KEY = "headrace.key"; // of this tab only
 const FORGOTTEN = "headrace.forget.2"; // sessions that the gateway has still to be told of
 const MAX_FORGOTTEN = 200;
 const TIMEOUT_MS = 10000;
 
 export function getKey() {
-  return sessionStorage.getItem(KEY);
+  return ofTab.getItem(KEY);
 }
 
 export function setKey(key) {
-  sessionStorage.setItem(KEY, key);
+  ofTab.setItem(KEY, key);
 }
 
 function call(path, options = {}) {
@@ -34,7 +36,7 @@ export async function metricsText() {
 
 function forgotten() {
   try {
-    return JSON.parse(localStorage.getItem(FORGOTTEN)) ?? [];
+    return JSON.parse(local.getItem(FORGOTTEN)) ?? [];
   } catch {
     return [];
   }
@@ -42,7 +44,7 @@ function forgotten() {
 
 function setForgotten(ids) {
   try {
-    localStorage.setItem(FORGOTTEN, JSON.stringify(ids.slice(-MAX_FORGOTTEN)));
+    local.setItem(FORGOTTEN, JSON.stringify(ids.slice(-MAX_FORGOTTEN)));
   } catch {
     // storage is full or forbidden: then it is told once, now
   }

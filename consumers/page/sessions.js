@@ -1,6 +1,7 @@
 // All conversations of this browser, in localStorage: one entry each, so that several tabs write only what
 // they change. Bounded: the oldest make room. Knows nothing of sockets or the screen.
 
+import { local, ofTab } from "./storage.js";
 import { Transcript } from "./transcript.js";
 
 const PREFIX = "headrace.chat.2.";
@@ -10,17 +11,7 @@ const MAX_SESSIONS = 100;
 const SAVE_PAUSE_MS = 150;
 const SAVE_PAUSE_PER_MB_MS = 1000; // a long conversation is written as a whole: less often
 
-// localStorage, or null where the browser forbids it: then the page works, and a reload begins anew.
-function openStorage() {
-  try {
-    return globalThis.localStorage;
-  } catch {
-    return null;
-  }
-}
-
 export class Sessions {
-  #storage = openStorage();
   #all = new Map(); // session id -> Transcript
   #stored = new Set(); // ids that storage had when this tab last looked
   #timers = new Map();
@@ -35,8 +26,8 @@ export class Sessions {
   }
 
   load() {
-    for (const key of Object.keys(this.#storage ?? {})) {
-      const found = key.startsWith(PREFIX) ? Transcript.parse(this.#storage.getItem(key)) : null;
+    for (const key of Object.keys(local)) {
+      const found = key.startsWith(PREFIX) ? Transcript.parse(local.getItem(key)) : null;
       if (found) this.#keep(found);
     }
     this.#migrate();
@@ -54,7 +45,7 @@ export class Sessions {
 
   // What this tab showed before it was reloaded, or else the newest.
   last() {
-    const shown = sessionStorage.getItem(SHOWN);
+    const shown = ofTab.getItem(SHOWN);
     return shown === null ? this.list()[0] ?? this.begin() : this.get(shown) ?? this.begin();
   }
 
@@ -70,7 +61,7 @@ export class Sessions {
       if (other !== transcript && !other.turns.length) this.#all.delete(other.id);
     }
     this.#all.set(transcript.id, transcript);
-    sessionStorage.setItem(SHOWN, transcript.id);
+    ofTab.setItem(SHOWN, transcript.id);
   }
 
   // Write it within a moment.
@@ -83,9 +74,9 @@ export class Sessions {
   save(transcript) {
     clearTimeout(this.#timers.get(transcript.id));
     this.#timers.delete(transcript.id);
-    if (!this.#storage || !transcript.turns.length || this.get(transcript.id) !== transcript) return;
+    if (!transcript.turns.length || this.get(transcript.id) !== transcript) return;
     const key = PREFIX + transcript.id;
-    if (this.#stored.has(transcript.id) && this.#storage.getItem(key) === null) {
+    if (this.#stored.has(transcript.id) && local.getItem(key) === null) {
       this.#lose(transcript.id); // another tab deleted it
       return;
     }
@@ -95,7 +86,7 @@ export class Sessions {
 
   remove(transcript) {
     this.#forget(transcript.id);
-    this.#storage?.removeItem(PREFIX + transcript.id);
+    local.removeItem(PREFIX + transcript.id);
   }
 
   flush() {
@@ -122,7 +113,7 @@ export class Sessions {
   #write(transcript, key, text) {
     for (;;) {
       try {
-        this.#storage.setItem(key, text);
+        local.setItem(key, text);
         this.#stored.add(transcript.id);
         this.#sizes.set(transcript.id, text.length);
         return this.onFull(false);
@@ -167,9 +158,9 @@ export class Sessions {
   }
 
   #migrate() {
-    const old = Transcript.parse(this.#storage?.getItem(OLD_STORE) ?? "null");
+    const old = Transcript.parse(local.getItem(OLD_STORE));
     if (!old) return;
-    this.#storage.removeItem(OLD_STORE);
+    local.removeItem(OLD_STORE);
     this.#all.set(old.id, old);
     this.save(old);
   }
