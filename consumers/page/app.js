@@ -18,6 +18,7 @@ const $ = (id) => document.getElementById(id);
 const say = (text) => { $("announce").textContent = text; };
 let transcript; // the one that is shown
 let model = null;
+let isDeclined = false; // the person closed the dialog for the key
 
 const sessions = new Sessions({ onChange: changedElsewhere, onFull: (isFull) => { $("full").hidden = !isFull; } });
 const connection = new Connection({ getKey, onState: showState, onOpen: opened, onFrame: (it) => talk.frame(it) });
@@ -167,9 +168,11 @@ async function checkKey() {
   try {
     model = await modelName();
     $("model").textContent = model ?? "";
+    $("model").title = model ?? "";
     $("model").hidden = !model;
   } catch (problem) {
-    if (!problem.isDenied || $("key-dialog").open) return; // the gateway is away: the socket tries again
+    if (!problem.isDenied) return; // the gateway is away: the socket tries again
+    if (isDeclined || document.querySelector("dialog[open]")) return;
     $("key-refused").hidden = !getKey();
     $("key").value = "";
     openDialog("key-dialog");
@@ -180,6 +183,7 @@ $("key-form").addEventListener("submit", () => {
   setKey($("key").value);
   connection.renew();
 });
+$("key-dialog").addEventListener("cancel", () => { isDeclined = true; });
 
 // --- the keyboard
 
@@ -213,6 +217,10 @@ $("ask").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
   const text = $("text").value.trim();
   if (!text || transcript.current) return;
+  if (isDeclined) {
+    isDeclined = false;
+    checkKey();
+  }
   $("text").value = "";
   fit();
   ask(text);

@@ -1,7 +1,6 @@
 // What the page says to the gateway over its socket, and what it makes of the answers: questions, stops, and
 // going on from where this browser was. No DOM.
 
-const GAP = "resume_gap";
 const PASSING = new Set(["rate_limited", "overloaded"]); // errors that waiting helps against
 const RETRY_PAUSE_S = 3;
 const LONGEST_RETRY_PAUSE_S = 60;
@@ -92,7 +91,9 @@ export class Conversations {
   // The same request id may be sent again: the first one counts.
   #generate(transcript, turn) {
     const question = transcript.question(turn.requestId);
-    if (!question || turn.retryAtMs > Date.now()) return;
+    const waitMs = (turn.retryAtMs ?? 0) - Date.now();
+    if (waitMs > 0) this.#later(turn.requestId, waitMs / 1000, () => this.#again(transcript, turn));
+    if (!question || waitMs > 0) return;
     turn.sent = this.connection.send({
       type: "generate",
       request_id: turn.requestId,
@@ -142,21 +143,22 @@ export class Conversations {
   #error({ error, request_id: requestId, session_id: sessionId, ...frame }) {
     const transcript = sessionId ? this.sessions.get(sessionId) : this.#shown;
     if (!transcript) return;
-    const turn = requestId ? transcript.answerTo(requestId) : null;
+    const unnamed = sessionId ? null : transcript.running.findLast((it) => !it.accepted); // too large, say
+    const turn = requestId ? transcript.answerTo(requestId) : unnamed;
     const waitS = error.retry_after_s ?? frame.retry_after_s;
-    if (!requestId) this.#notFollowed(transcript, error, waitS);
+    if (sessionId && !requestId) this.#notFollowed(transcript, error, waitS);
     else if (turn && !turn.done) this.#notAnswered(transcript, turn, error, waitS);
   }
 
   #notFollowed(transcript, error, waitS = RETRY_PAUSE_S) {
-    if (error.code === GAP) {
-      transcript.cursor = null; // the place is gone from the log: ask for the answers themselves
+    if (PASSING.has(error.code)) {
+      this.#followed.delete(transcript.id);
+      this.#later(transcript.id, waitS, () => this.#follow(transcript));
+    } else if (transcript.cursor) { // its place is gone from the log: ask for the answers themselves
+      transcript.cursor = null;
       this.#subscribe(transcript);
-      for (const turn of transcript.running) this.#fetch(transcript, turn);
-      return;
+      for (const turn of transcript.running.filter((it) => it.accepted)) this.#fetch(transcript, turn);
     }
-    this.#followed.delete(transcript.id);
-    if (PASSING.has(error.code)) this.#later(transcript.id, waitS, () => this.#follow(transcript));
   }
 
   #notAnswered(transcript, turn, error, waitS) {

@@ -16,6 +16,7 @@ export class Sessions {
   #stored = new Set(); // ids that storage had when this tab last looked
   #timers = new Map();
   #sizes = new Map();
+  #shown = null;
 
   // onChange(id): another tab changed this one; onFull(isFull): whether the newest could not be kept
   constructor({ onChange, onFull }) {
@@ -60,6 +61,7 @@ export class Sessions {
     for (const other of this.#all.values()) {
       if (other !== transcript && !other.turns.length) this.#all.delete(other.id);
     }
+    this.#shown = transcript;
     this.#all.set(transcript.id, transcript);
     ofTab.setItem(SHOWN, transcript.id);
   }
@@ -136,7 +138,8 @@ export class Sessions {
   }
 
   #oldestBut(transcript) {
-    const others = this.list().filter((it) => it !== transcript && this.#stored.has(it.id));
+    const kept = [transcript, this.#shown];
+    const others = this.list().filter((it) => !kept.includes(it) && this.#stored.has(it.id));
     return others.findLast((it) => !it.running.length) ?? others.at(-1);
   }
 
@@ -150,10 +153,10 @@ export class Sessions {
     const theirs = Transcript.parse(newValue);
     if (!theirs) return;
     const ours = this.get(id);
-    if (!ours) this.#keep(theirs);
-    else if (ours.live) ours.merge(theirs);
-    else ours.state = theirs.state; // that tab is ahead: this one does not follow it
     this.#stored.add(id);
+    if (!ours) this.#keep(theirs);
+    else if (!ours.live) ours.state = theirs.state; // that tab is ahead: this one does not follow it
+    else if (!ours.merge(theirs)) return;
     this.onChange(id);
   }
 

@@ -16,6 +16,10 @@ function groupOf(ms) {
   return days <= 7 ? "Last seven days" : "Older";
 }
 
+function whenOf({ running, updatedMs }) {
+  return running.length ? "writing…" : (daysAgo(updatedMs) ? day : clock).format(updatedMs);
+}
+
 function icon(path) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   made.setAttribute("viewBox", "0 0 24 24");
@@ -30,12 +34,18 @@ const PENCIL = "M4 20l1-4L16 5l3 3L8 19l-4 1zM14 7l3 3";
 const BIN = "M5 7h14M10 7V5h4v2M7 7l1 12h8l1-12M10 11v5M14 11v5";
 
 export class SessionsView {
+  #drawn = "";
+
   // onChoose(transcript), onRename(transcript), onDelete(transcript)
   constructor(root, { onChoose, onRename, onDelete }) {
     Object.assign(this, { root, onChoose, onRename, onDelete });
   }
 
   render(transcripts, shown) {
+    const what = transcripts.map((it) => [it.id, it.title, whenOf(it), groupOf(it.updatedMs), it === shown]);
+    const drawn = JSON.stringify(what);
+    if (drawn === this.#drawn) return; // a button that is made anew loses the click that is on it
+    this.#drawn = drawn;
     const focused = this.root.contains(document.activeElement) ? document.activeElement.dataset : null;
     const groups = new Map();
     for (const transcript of transcripts) {
@@ -86,10 +96,8 @@ export class SessionsView {
 
   #when(transcript) {
     const made = document.createElement("span");
-    const isRunning = transcript.running.length > 0;
-    made.className = isRunning ? "when running" : "when";
-    const date = new Date(transcript.updatedMs);
-    made.textContent = isRunning ? "writing…" : (daysAgo(transcript.updatedMs) ? day : clock).format(date);
+    made.className = transcript.running.length ? "when running" : "when";
+    made.textContent = whenOf(transcript);
     return made;
   }
 

@@ -95,15 +95,16 @@ export class Transcript {
     return this.#took(turn, "new", cursor);
   }
 
-  // Take in the questions that another tab has, and this one has not. Returns whether there were any.
+  // Take in the name, and the questions, that another tab has and this one has not. Returns whether it had.
   merge(theirs) {
     const added = theirs.turns.filter((it) => it.role === "user" && !this.question(it.requestId));
     for (const question of added) {
       const answer = this.turns.findIndex((it) => it.requestId === question.requestId);
       this.turns.splice(answer < 0 ? this.turns.length : answer, 0, question);
     }
-    this.state.title = theirs.state.title ?? this.state.title;
-    return added.length > 0;
+    const isRenamed = theirs.state.title !== null && theirs.state.title !== this.state.title;
+    if (isRenamed) this.state.title = theirs.state.title;
+    return isRenamed || added.length > 0;
   }
 
   // End an answer that cannot go on.

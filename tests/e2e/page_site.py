@@ -20,7 +20,8 @@ from tests.unit.consumers.running import running
 WORDS = [f"word{number} " for number in range(40)]
 WHOLE = "".join(WORDS).strip()
 WORKER = "worker-7f3a"
-PAUSE_S = 0.02
+KEPT = "headrace.chat.2."
+"""How the names of chats in the browser's storage begin."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Site:
 
 def reset(sink: ScriptedSink) -> None:
     """As it was before the first test."""
-    sink.words, sink.pause_s, sink.worker = list(WORDS), PAUSE_S, WORKER
+    sink.words, sink.pause_s, sink.worker = list(WORDS), 0.0, WORKER
     sink.error, sink.silent = None, False
     sink.hold_before(None)
     for seen in (sink.submitted, sink.cancelled, sink.tenants, sink.traces):

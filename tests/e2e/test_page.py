@@ -2,15 +2,14 @@
 there when something breaks. The worker is a scripted fake.
 """
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from headrace.schemas.errors import ErrorCode, RequestError
-from tests.e2e.page_site import WHOLE, Site, answer, ask, facts
+from tests.e2e.page_site import WHOLE, WORDS, Site, answer, ask, facts
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,10 +26,12 @@ async def test_an_answer_streams_and_its_facts_are_shown(
 ) -> None:
     """Words come one by one; then tokens, speed, time to the first token and the worker."""
     await page.screenshot(path=picture("welcome"))
+    site.worker.hold_before(4)
     await ask(page, "Tell me something")
-    await expect(answer(page)).to_contain_text("word3")
-    assert "word39" not in (await answer(page).text_content() or "")
+    await expect(answer(page)).to_have_text("word0 word1 word2 word3")
     await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+    await page.screenshot(path=picture("streaming"))
+    site.worker.hold_before(None)
     await expect(answer(page)).to_have_text(WHOLE)
     for text in ("3 tokens", "tokens/s", "first token", "worker-7f3a"):
         await expect(facts(page)).to_contain_text(text)
@@ -42,37 +43,54 @@ async def test_an_answer_streams_and_its_facts_are_shown(
     assert [len(sent["messages"]) for sent in site.worker.submitted] == [1, 1]
 
 
-async def test_stop_ends_the_answer_and_the_chat_goes_on(page: Page, site: Site) -> None:
+async def test_stop_ends_the_answer_and_the_chat_goes_on(
+    page: Page, site: Site, picture: Picture
+) -> None:
     """The button cancels; the text that came stays; the next question is answered."""
+    site.worker.hold_before(3)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word2")
     await page.get_by_role("button", name="Stop", exact=True).click()
     await expect(facts(page)).to_contain_text("Stopped")
-    await expect(answer(page)).to_contain_text("word2")
+    await expect(answer(page)).to_have_text("word0 word1 word2")
+    await page.screenshot(path=picture("stopped"))
     assert len(site.worker.cancelled) == 1
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
     await ask(page, "Again")
     await expect(answer(page)).to_have_text(WHOLE)
 
 
-async def test_a_reload_in_mid_answer_goes_on(page: Page, site: Site) -> None:
+async def test_a_reload_in_mid_answer_goes_on(
+    page: Page, site: Site, picture: Picture
+) -> None:
     """Reloaded twice while words come: none missing, none twice, one request."""
+    site.worker.hold_before(4)
     await ask(page, "A long one")
-    for word in ("word3", "word12"):
-        await expect(answer(page)).to_contain_text(word)
+    for held, following in ((4, 13), (13, None)):
+        so_far = "".join(WORDS[:held]).strip()
+        await expect(answer(page)).to_have_text(so_far)
         await page.reload()
-        await expect(answer(page)).to_contain_text("word0 word1 word2")
+        await expect(answer(page)).to_have_text(so_far)
+        await page.screenshot(path=picture(f"reloaded-{held}"))
+        site.worker.hold_before(following)
     await expect(answer(page)).to_have_text(WHOLE)
     assert len(site.worker.submitted) == 1
     assert site.worker.cancelled == []
 
 
-async def test_a_gateway_restart_in_mid_answer_goes_on(page: Page, site: Site) -> None:
+async def test_a_gateway_restart_in_mid_answer_goes_on(
+    page: Page, site: Site, picture: Picture
+) -> None:
     """The page says that it reconnects, and then has the words that came meanwhile."""
+    site.worker.hold_before(6)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word5")
     await site.stop()
     await expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    await expect(facts(page)).to_contain_text("The gateway is away")
+    await page.screenshot(path=picture("away"))
+    site.worker.hold_before(None)
+    await site.worker.idle()
     await site.start()
     await expect(page.locator("#connection")).to_have_text("Connected")
     await expect(answer(page)).to_have_text(WHOLE)
@@ -118,9 +136,11 @@ async def test_an_error_is_told_and_the_next_question_works(page: Page, site: Si
 
 async def test_the_answer_goes_on_with_the_page_closed(page: Page, site: Site) -> None:
     """The tab is closed in mid-answer; a new one, later, has the whole answer."""
+    site.worker.hold_before(4)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word3")
     await page.close()
+    site.worker.hold_before(None)
     await site.worker.idle()
     again = await page.context.new_page()
     await again.goto(site.url)

@@ -92,7 +92,7 @@ def pieces(text: str) -> list[str]:
 async def test_no_rule_is_broken(page: Page, site: Site, picture: Picture) -> None:
     """The empty page, an answer with everything in it, one that failed, each dialog, the live panel."""
     await assert_accessible(page)
-    site.worker.words, site.worker.pause_s = pieces(RICH), 0
+    site.worker.words = pieces(RICH)
     await ask(page, "Explain how a water wheel works.")
     await expect(facts(page)).to_contain_text("tokens/s")
     await page.get_by_role("button", name="Live figures").click()
@@ -132,6 +132,7 @@ async def test_all_of_it_works_with_the_keyboard(page: Page, site: Site) -> None
     """Shortcuts, the order of focus, and where it goes when something closes."""
     box = page.get_by_label("Message", exact=True)
     await expect(box).to_be_focused()
+    site.worker.hold_before(3)
     await page.keyboard.type("First")
     await page.keyboard.press("Shift+Enter")
     await page.keyboard.type("line two")
@@ -176,8 +177,11 @@ async def test_a_screen_reader_is_told_the_answer_once(page: Page, site: Site) -
       watch.observe(document.getElementById("announce"), { childList: true });
     }"""
     await page.evaluate(script)
+    site.worker.hold_before(5)
     await ask(page, "Tell me")
     await expect(page.locator(".turn.assistant")).to_have_attribute("aria-busy", "true")
+    await expect(answer(page)).to_contain_text("word4")
+    site.worker.hold_before(None)
     await expect(answer(page)).to_have_text(WHOLE)
     await expect(page.locator(".turn.assistant")).to_have_attribute("aria-busy", "false")
     said = [text.strip() for text in await page.evaluate("window.said")]
@@ -190,7 +194,6 @@ async def test_small_and_zoomed_windows_need_no_sideways_scrolling(
 ) -> None:
     """A phone, 200 % on a small screen; long words, long code and right-to-left text."""
     site.worker.words = pieces(f"{RICH}\n\nAverylongword{'x' * 300}\n\n- شكراً عجلة **الماء**\n")
-    site.worker.pause_s = 0
     await ask(page, "كيف تعمل عجلة الماء؟ " + "y" * 200)
     await expect(facts(page)).to_contain_text("tokens/s")
     for name, width, height in (("phone", 390, 760), ("zoom", 590, 380), ("narrow", 320, 600)):
@@ -212,6 +215,7 @@ async def test_the_list_is_a_drawer_on_a_phone(page: Page, site: Site, picture: 
     await expect(page.locator("#side")).to_be_hidden()
     await page.get_by_role("button", name="List of chats").click()
     await expect(session(page, "Only one")).to_be_focused()
+    await page.emulate_media(reduced_motion="reduce")
     await page.screenshot(path=picture("drawer"))
     await assert_accessible(page)
     await page.keyboard.press("Escape")
@@ -232,9 +236,9 @@ async def test_live_figures_are_asked_while_they_are_seen(
     try:
         await page.goto(watched.url)
         await expect(page.locator("#connection")).to_have_text("Connected")
-        watched.worker.pause_s = 0.1
+        watched.worker.hold_before(5)
         await ask(page, "A slow one")
-        await expect(answer(page)).to_contain_text("word1")
+        await expect(answer(page)).to_contain_text("word4")
         assert asked == []
         await page.keyboard.press("Control+Shift+L")
         await expect(page.locator("[data-figure=running]")).to_have_text("1")

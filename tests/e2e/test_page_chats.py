@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, Page, Route, expect
 
-from tests.e2e.page_site import WHOLE, Site, answer, ask, facts, session, stored
+from tests.e2e.page_site import KEPT, WHOLE, Site, answer, ask, facts, session, stored
 
 pytestmark = [
     pytest.mark.e2e,
@@ -14,8 +14,6 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.asyncio(loop_scope="session"),
 ]
-
-KEPT = "headrace.chat.2."
 
 
 def conversation(name: str, *, turns: int = 1, text: str = "Yes.", age_ms: int = 0) -> dict[str, Any]:
@@ -50,11 +48,13 @@ async def test_chats_stand_in_a_list_and_are_whole_when_one_comes_back(
     page: Page, site: Site
 ) -> None:
     """The first question is the title; an answer that is not shown goes on, and says so."""
+    site.worker.hold_before(4)
     await ask(page, "First   question\nof two lines")
     await expect(answer(page)).to_contain_text("word3")
     await page.get_by_role("button", name="New chat").click()
     await expect(page.locator(".turn")).to_have_count(0)
     await expect(session(page, "First question of two lines")).to_contain_text("writing…")
+    site.worker.hold_before(None)
     await page.get_by_role("button", name="What is the capital of France?").click()
     await expect(answer(page)).to_have_text(WHOLE)
     await expect(page.get_by_role("heading", level=1)).to_have_text("What is the capital of France?")
@@ -72,12 +72,14 @@ async def test_an_answer_that_was_not_shown_is_gone_on_with_after_a_reload(
     page: Page, site: Site
 ) -> None:
     """It is followed in the background, from where it was."""
+    site.worker.hold_before(6)
     await ask(page, "In the background")
     await expect(answer(page)).to_contain_text("word5")
     await page.get_by_role("button", name="New chat").click()
     await page.reload()
     await expect(page.locator(".turn")).to_have_count(0)
-    await site.worker.idle()
+    await expect(session(page, "In the background")).to_contain_text("writing…")
+    site.worker.hold_before(None)
     await expect(session(page, "In the background")).not_to_contain_text("writing…")
     await session(page, "In the background").click()
     await expect(answer(page)).to_have_text(WHOLE)
@@ -108,6 +110,7 @@ async def test_a_deleted_chat_is_gone_here_and_at_the_gateway(page: Page, site: 
         await route.fulfill(status=status, body="{}")
 
     await page.route("**/v1/sessions/*", forget)
+    site.worker.hold_before(4)
     await ask(page, "To be deleted")
     await expect(answer(page)).to_contain_text("word3")
     row = page.locator(".session")
@@ -131,10 +134,13 @@ async def test_a_deleted_chat_is_gone_here_and_at_the_gateway(page: Page, site: 
 
 async def test_tabs_share_the_list_and_each_shows_its_own(page: Page, site: Site) -> None:
     """I9: two tabs on one chat both have all of it; a deleted one leaves both."""
+    site.worker.hold_before(2)
     await ask(page, "For both")
     await expect(answer(page)).to_contain_text("word1")
     other = await page.context.new_page()
     await other.goto(site.url)
+    await expect(answer(other)).to_contain_text("word1")
+    site.worker.hold_before(None)
     await expect(page.get_by_role("heading", level=1)).to_have_text("For both")
     for tab in (page, other):
         await expect(answer(tab)).to_have_text(WHOLE)
@@ -203,7 +209,6 @@ async def test_the_oldest_chats_make_room(page: Page, site: Site) -> None:
     await expect(page.locator(".session")).to_have_count(5)
     await page.get_by_role("button", name="New chat").click()
     site.worker.words = ["y" * 100_000] * 3
-    site.worker.pause_s = 0
     await ask(page, "New")
     await expect(facts(page)).to_contain_text("tokens/s")
     await expect(session(page, "s4")).to_have_count(0)

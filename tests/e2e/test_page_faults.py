@@ -39,7 +39,7 @@ class Between:
             self.sent.append(frame)
             if frame["type"] == "generate" and self.answers:
                 names = {name: frame[name] for name in ("request_id", "session_id")}
-                socket.send(json.dumps({"type": "error"} | self.answers.pop(0) | names))
+                socket.send(json.dumps({"type": "error"} | names | self.answers.pop(0)))
             else:
                 server.send(message)
 
@@ -80,6 +80,29 @@ async def test_a_wait_can_be_given_up(between: Between, page: Page, site: Site) 
     assert site.worker.submitted == []
 
 
+async def test_a_wait_goes_on_after_a_reload(between: Between, page: Page, site: Site) -> None:
+    """As long as it was to take."""
+    between.answers = [limited(retry_after_s=2)]
+    await ask(page, "Too soon")
+    await expect(facts(page)).to_contain_text("Asked again in")
+    await page.reload()
+    await expect(facts(page)).to_contain_text("Asked again in")
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert len(site.worker.submitted) == 1
+
+
+async def test_a_question_that_is_too_large_is_told(
+    between: Between, page: Page, site: Site
+) -> None:
+    """The gateway does not read so far that it could name the request."""
+    error = {"code": "invalid_value", "message": "a frame may have 9 bytes at most"}
+    between.answers = [{"error": error, "request_id": None, "session_id": None}]
+    await ask(page, "Too long")
+    await expect(facts(page)).to_have_text("a frame may have 9 bytes at most")
+    await ask(page, "Shorter")
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
 async def test_a_limit_without_a_wait_is_an_error(between: Between, page: Page) -> None:
     """It would never pass."""
     between.answers = [limited()]
@@ -91,9 +114,11 @@ async def test_a_slow_reader_resumes_from_its_cursor(
     between: Between, page: Page, site: Site
 ) -> None:
     """Closed with 1013, it goes on with nothing lost, nothing twice."""
+    site.worker.hold_before(6)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word5")
     await between.sockets[-1].close(code=1013, reason="slow")
+    site.worker.hold_before(None)
     await expect(answer(page)).to_have_text(WHOLE)
     assert len(between.sockets) == 2
     resumed = [frame for frame in between.sent if frame["type"] == "subscribe"][-1]
@@ -124,10 +149,12 @@ async def test_events_that_were_lost_are_asked_for(
 
 async def test_offline_and_online_again(page: Page, site: Site, context: BrowserContext) -> None:
     """It says so at once, and goes on at once."""
+    site.worker.hold_before(4)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word3")
     await context.set_offline(True)
     await expect(page.locator("#connection")).to_have_text("Offline")
+    site.worker.hold_before(None)
     await site.worker.idle()
     assert await answer(page).text_content() != WHOLE
     await context.set_offline(False)
@@ -189,9 +216,11 @@ async def test_a_key_that_is_revoked_is_asked_for_anew(
         await page.goto(locked.url)
         await page.locator("#key").fill("old")
         await page.keyboard.press("Enter")
+        site.worker.hold_before(6)
         await ask(page, "A long one")
         await expect(answer(page)).to_contain_text("word5")
         await locked.stop()
+        site.worker.hold_before(None)
         keys_file(tmp_path, new="acme")
         await locked.start()
         await expect(page.get_by_text("The key that this tab has is not accepted.")).to_be_visible()

@@ -143,13 +143,18 @@ class ScriptedSink(RecordingSink):
         await self._tasks.__aexit__(*problem)
 
     def hold_before(self, word: int | None) -> None:
-        """Pause each answer there."""
+        """Pause each answer there; those that paused before go on."""
         self._held_word = word
-        self._going_on.clear()
+        self._going_on.set()
+        self._going_on = asyncio.Event()
 
     def go_on(self) -> None:
         """Write what is held back."""
         self._going_on.set()
+
+    async def cancel(self, request_id: str, **others: Any) -> None:
+        await super().cancel(request_id, **others)
+        self.go_on()
 
     async def idle(self) -> None:
         """Wait until every answer is written."""
