@@ -1,7 +1,7 @@
 """Answers as the response log shows them: how many are being written, and their tokens. Sans I/O.
 
-An event does not say how many tokens it holds. They are estimated by their characters, and put right
-when the answer's last event tells the number.
+An event does not say how many tokens it holds. They are estimated by their characters, and put
+right when the answer's last event tells the number.
 """
 
 import time
@@ -17,7 +17,7 @@ MAX_OPEN = 10_000
 """Answers remembered at once; of more, the one that was silent longest is forgotten."""
 
 SILENT_S = 120.0
-"""Without an event for this long an answer is not being written any more: longer than a failover."""
+"""Without an event for so long an answer is not being written any more: longer than a failover."""
 
 _PRIOR_TOKENS = 100
 _WINDOW_TOKENS = 100_000

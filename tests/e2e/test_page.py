@@ -1,5 +1,5 @@
-"""The chat page in a real browser, against a real gateway and Kafka: what a person asks, and what stands
-there when something breaks. The worker is a scripted fake.
+"""The chat page in a real browser, against a real gateway and Kafka: what a person asks, and what
+stands there when something breaks. The worker is a scripted fake.
 """
 
 from collections.abc import Callable
@@ -60,9 +60,7 @@ async def test_stop_ends_the_answer_and_the_chat_goes_on(
     await expect(answer(page)).to_have_text(WHOLE)
 
 
-async def test_a_reload_in_mid_answer_goes_on(
-    page: Page, site: Site, picture: Picture
-) -> None:
+async def test_a_reload_in_mid_answer_goes_on(page: Page, site: Site, picture: Picture) -> None:
     """Reloaded twice while words come: none missing, none twice, one request."""
     site.worker.hold_before(4)
     await ask(page, "A long one")

@@ -1,5 +1,5 @@
-"""The page for everybody: axe-core's rules in both colour schemes, the keyboard, small and zoomed windows,
-other scripts; and the live figures.
+"""The page for everybody: axe-core's rules in both colour schemes, the keyboard, small and zoomed
+windows, other scripts; and the live figures.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from axe_playwright_python.async_playwright import Axe
+from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Browser, Page, expect
 
 from headrace.consumers.lag import Lag, PartitionLag
@@ -41,7 +41,7 @@ def power_watts(flow_m3_s: float, head_m: float, efficiency: float = 0.7) -> flo
 
 | wheel | head | efficiency |
 |---|---:|---:|
-| overshot | 3 – 10 m | 85 % |
+| overshot | 3 to 10 m | 85 % |
 | undershot | below 1.5 m | 35 % |
 
 > The headrace brings the water to the wheel.
@@ -49,6 +49,13 @@ def power_watts(flow_m3_s: float, head_m: float, efficiency: float = 0.7) -> flo
 ---
 A direction mark: \u202e
 """
+
+
+IS_WIDE = """() => {
+  const scroll = document.getElementById("scroll");
+  const all = document.documentElement;
+  return all.scrollWidth > innerWidth || scroll.scrollWidth > scroll.clientWidth;
+}"""
 
 
 class FixedLag:
@@ -90,7 +97,7 @@ def pieces(text: str) -> list[str]:
 
 
 async def test_no_rule_is_broken(page: Page, site: Site, picture: Picture) -> None:
-    """The empty page, an answer with everything in it, one that failed, each dialog, the live panel."""
+    """The empty page, an answer with everything in it, each dialog, the live panel."""
     await assert_accessible(page)
     site.worker.words = pieces(RICH)
     await ask(page, "Explain how a water wheel works.")
@@ -173,8 +180,10 @@ async def test_a_screen_reader_is_told_the_answer_once(page: Page, site: Site) -
     """Not each word: a live region that changes with every token cannot be listened to."""
     script = """() => {
       window.said = [];
-      const watch = new MutationObserver(() => window.said.push(document.getElementById("announce").textContent));
-      watch.observe(document.getElementById("announce"), { childList: true });
+      const place = document.getElementById("announce");
+      new MutationObserver(() => window.said.push(place.textContent)).observe(place, {
+        childList: true,
+      });
     }"""
     await page.evaluate(script)
     site.worker.hold_before(5)
@@ -198,8 +207,7 @@ async def test_small_and_zoomed_windows_need_no_sideways_scrolling(
     await expect(facts(page)).to_contain_text("tokens/s")
     for name, width, height in (("phone", 390, 760), ("zoom", 590, 380), ("narrow", 320, 600)):
         await page.set_viewport_size({"width": width, "height": height})
-        wide = "document.documentElement.scrollWidth > innerWidth || scroll.scrollWidth > scroll.clientWidth"
-        assert not await page.evaluate(f"(() => {{ const scroll = document.querySelector('#scroll'); return {wide}; }})()"), name
+        assert not await page.evaluate(IS_WIDE), name
         await expect(page.get_by_label("Message", exact=True)).to_be_in_viewport()
         await page.screenshot(path=picture(name))
     direction = "(it) => getComputedStyle(it).direction"

@@ -1,4 +1,4 @@
-"""The page's list of chats: what is kept in the browser, in several tabs, and when there is no room."""
+"""The page's list of chats: what is kept in the browser, in several tabs, and without room."""
 
 import json
 from typing import Any
@@ -16,7 +16,9 @@ pytestmark = [
 ]
 
 
-def conversation(name: str, *, turns: int = 1, text: str = "Yes.", age_ms: int = 0) -> dict[str, Any]:
+def conversation(
+    name: str, *, turns: int = 1, text: str = "Yes.", age_ms: int = 0
+) -> dict[str, Any]:
     """One that this browser had before, as it is stored."""
     said = []
     for number in range(turns):
@@ -57,7 +59,9 @@ async def test_chats_stand_in_a_list_and_are_whole_when_one_comes_back(
     site.worker.hold_before(None)
     await page.get_by_role("button", name="What is the capital of France?").click()
     await expect(answer(page)).to_have_text(WHOLE)
-    await expect(page.get_by_role("heading", level=1)).to_have_text("What is the capital of France?")
+    await expect(page.get_by_role("heading", level=1)).to_have_text(
+        "What is the capital of France?"
+    )
     await session(page, "First question").click()
     await expect(answer(page)).to_have_text(WHOLE)
     await expect(page.locator(".turn")).to_have_count(2)
@@ -230,7 +234,8 @@ async def test_a_browser_without_storage_has_a_chat(context: BrowserContext, sit
     """Some forbid it; then nothing is kept."""
     page = await context.new_page()
     deny = """for (const name of ["localStorage", "sessionStorage"]) {
-      Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+      const get = () => { throw new DOMException("no", "SecurityError"); };
+      Object.defineProperty(window, name, { get });
     }"""
     await page.add_init_script(deny)
     await page.goto(site.url)

@@ -1,4 +1,4 @@
-"""The page, a real gateway and real workers: the one that writes is killed in mid-answer, kill -9."""
+"""The page, a real gateway and real workers: the one that writes is killed in mid-answer."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 TAKEOVER_MS = 60_000
-"""For another worker to go on: its session timeout is below ten seconds, the machine may be busy."""
+"""For another worker to go on: the session timeout is ten seconds at most, the machine busy."""
 
 SOME_TEXT = re.compile(r".{40}", re.DOTALL)
 
@@ -33,9 +33,7 @@ Picture = Callable[[str], Path]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def pipeline(
-    kafka_bootstrap: str, redis_url: str, tmp_path: Path
-) -> AsyncIterator[Pipeline]:
+async def pipeline(kafka_bootstrap: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Pipeline]:
     """Two workers with a model that takes seconds for an answer."""
     model = make_tiny_model(tmp_path / "model", max_position_embeddings=4096, num_layers=32)
     settings = settings_of(kafka_bootstrap, redis_url, model, prefix=f"t{uuid4().hex[:12]}")
@@ -62,7 +60,7 @@ async def real(pipeline: Pipeline) -> AsyncIterator[Site]:
 async def test_an_answer_goes_on_when_its_worker_is_killed(
     page: Page, pipeline: Pipeline, real: Site, picture: Picture
 ) -> None:
-    """The page says that it pauses, then who went on; the text is what the log holds, to the letter."""
+    """The page says that it pauses, then who went on; its text is the log's, to the letter."""
     await page.goto(real.url)
     await expect(page.locator("#connection")).to_have_text("Connected")
     await page.get_by_role("button", name="Live figures").click()
