@@ -18,6 +18,7 @@ const $ = (id) => document.getElementById(id);
 const say = (text) => { $("announce").textContent = text; };
 let transcript; // the one that is shown
 let model = null;
+let isAway = false; // the gateway, since the socket was open last
 let isDeclined = false; // the person closed the dialog for the key
 
 const sessions = new Sessions({ onChange: changedElsewhere, onFull: (isFull) => { $("full").hidden = !isFull; } });
@@ -26,7 +27,7 @@ const talk = new Conversations({ connection, sessions, onTurn: changed });
 const live = new LivePanel($("live"));
 const list = new SessionsView($("sessions"), { onChoose: choose, onRename: askName, onDelete: askDelete });
 const view = new TurnsView({
-  list: $("turns"), scroll: $("scroll"), toEnd: $("to-end"), say, isConnected: () => connection.isOpen,
+  list: $("turns"), scroll: $("scroll"), toEnd: $("to-end"), say, isAway: () => isAway,
 });
 
 // --- what changes
@@ -40,7 +41,10 @@ function opened() {
 function showState(state) {
   $("connection").dataset.state = state;
   $("connection").textContent = STATES[state];
-  if (state === "open" || state === "connecting") return;
+  if (state === "connecting") return;
+  isAway = state !== "open";
+  view.refresh();
+  if (!isAway) return;
   talk.closed();
   if (state === "waiting") checkKey();
 }

@@ -26,13 +26,13 @@ export class TurnsView {
   #transcript = null;
   #follows = true; // whether the view stays at the end
 
-  // list, scroll: elements; say(text): for screen readers; isConnected(): whether the socket is open
-  constructor({ list, scroll, toEnd, say, isConnected }) {
-    Object.assign(this, { list, scroll, toEnd, say, isConnected });
+  // list, scroll: elements; say(text): for screen readers; isAway(): whether the gateway is
+  constructor({ list, scroll, toEnd, say, isAway }) {
+    Object.assign(this, { list, scroll, toEnd, say, isAway });
     scroll.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     toEnd.addEventListener("click", () => this.jumpToEnd());
     new ResizeObserver(() => this.#stay()).observe(list);
-    setInterval(() => this.#tick(), TICK_MS);
+    setInterval(() => this.refresh(), TICK_MS);
   }
 
   show(transcript) {
@@ -50,6 +50,14 @@ export class TurnsView {
     if (turn.done) this.#speak(turn);
     this.#changed.add(turn);
     this.#frame ||= requestAnimationFrame(() => this.#paint());
+  }
+
+  // Say anew what unfinished answers wait for.
+  refresh() {
+    for (const turn of this.#transcript?.running ?? []) {
+      const parts = this.#rows.get(turn);
+      if (parts) this.#showFacts(turn, parts.facts);
+    }
   }
 
   jumpToEnd() {
@@ -134,21 +142,13 @@ export class TurnsView {
       return { text: `${turn.retryWhy}. Asked again in ${waitS} s`, mark: "mark" };
     }
     if (turn.stopping) return { text: "Stopping…" };
-    if (!this.isConnected()) {
+    if (this.isAway()) {
       const text = turn.accepted ? "The gateway is away; the answer goes on once it is back" : "Sent once the gateway is back";
       return { text, mark: "mark" };
     }
     if (!turn.text) return { text: "Waiting for a worker" };
     const isPaused = Date.now() - (turn.eventMs ?? 0) > PAUSED_MS;
     return isPaused ? { text: "Paused: goes on as soon as a worker takes it over", mark: "mark" } : {};
-  }
-
-  #tick() {
-    if (document.hidden || !this.#transcript) return;
-    for (const turn of this.#transcript.running) {
-      const parts = this.#rows.get(turn);
-      if (parts) this.#showFacts(turn, parts.facts);
-    }
   }
 }
 

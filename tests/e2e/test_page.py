@@ -68,7 +68,9 @@ async def test_a_reload_in_mid_answer_goes_on(page: Page, site: Site, picture: P
         so_far = "".join(WORDS[:held]).strip()
         await expect(answer(page)).to_have_text(so_far)
         await page.reload()
+        await expect(page.locator("#connection")).to_have_text("Connected")
         await expect(answer(page)).to_have_text(so_far)
+        await expect(facts(page)).to_have_text("worker-7f3a")
         await page.screenshot(path=picture(f"reloaded-{held}"))
         site.worker.hold_before(following)
     await expect(answer(page)).to_have_text(WHOLE)
@@ -162,10 +164,13 @@ async def test_an_answer_that_pauses_says_so_and_who_went_on(
     page: Page, site: Site, picture: Picture
 ) -> None:
     """As long as no worker writes, and then both names."""
+    await page.clock.install()
+    await page.reload()
     site.worker.hold_before(12)
     await ask(page, "A long one")
     await expect(answer(page)).to_contain_text("word11")
-    await expect(facts(page)).to_contain_text("Paused", timeout=15_000)
+    await page.clock.fast_forward(6_000)
+    await expect(facts(page)).to_contain_text("Paused")
     await page.screenshot(path=picture("paused"))
     site.worker.worker = "worker-9c21"
     site.worker.go_on()

@@ -59,9 +59,14 @@ def limited(**more: Any) -> dict[str, Any]:
 
 async def test_a_rate_limit_is_waited_for(between: Between, page: Page, site: Site) -> None:
     """The wait is shown; then the same request goes out again."""
-    between.answers = [limited(retry_after_s=1.2), limited() | {"retry_after_s": 0.5}]
+    await page.clock.install()
+    await page.reload()
+    between.answers = [limited(retry_after_s=75), limited() | {"retry_after_s": 30}]
     await ask(page, "Too soon")
-    await expect(facts(page)).to_contain_text("too many requests. Asked again in 2 s")
+    await expect(facts(page)).to_contain_text("too many requests. Asked again in 75 s")
+    await page.clock.fast_forward(75_000)
+    await expect(facts(page)).to_contain_text("too many requests. Asked again in 30 s")
+    await page.clock.fast_forward(30_000)
     await expect(answer(page)).to_have_text(WHOLE)
     asked = [frame["request_id"] for frame in between.sent if frame["type"] == "generate"]
     assert len(asked) == 3
@@ -82,11 +87,13 @@ async def test_a_wait_can_be_given_up(between: Between, page: Page, site: Site) 
 
 async def test_a_wait_goes_on_after_a_reload(between: Between, page: Page, site: Site) -> None:
     """As long as it was to take."""
-    between.answers = [limited(retry_after_s=2)]
+    await page.clock.install()
+    between.answers = [limited(retry_after_s=50)]
     await ask(page, "Too soon")
     await expect(facts(page)).to_contain_text("Asked again in")
     await page.reload()
     await expect(facts(page)).to_contain_text("Asked again in")
+    await page.clock.fast_forward(51_000)
     await expect(answer(page)).to_have_text(WHOLE)
     assert len(site.worker.submitted) == 1
 
