@@ -60,7 +60,7 @@ def reset(sink: ScriptedSink) -> None:
     sink.words, sink.pause_s, sink.worker = list(WORDS), 0.0, WORKER
     sink.error, sink.silent = None, False
     sink.hold_before(None)
-    for seen in (sink.submitted, sink.cancelled, sink.tenants, sink.traces):
+    for seen in (sink.submitted, sink.cancelled, sink.deleted, sink.tenants, sink.traces):
         seen.clear()
 
 

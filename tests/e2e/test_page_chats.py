@@ -1,6 +1,8 @@
 """The page's list of chats: what is kept in the browser, in several tabs, and without room."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,9 +111,11 @@ async def test_a_deleted_chat_is_gone_here_and_at_the_gateway(page: Page, site: 
     told: list[str] = []
 
     async def forget(route: Route) -> None:
-        told.append(f"{route.request.method} {route.request.url.rpartition('/')[2]}")
-        status = 503 if len(told) == 1 else 202
-        await route.fulfill(status=status, body="{}")
+        told.append(route.request.url.rpartition("/")[2])
+        if len(told) == 1:
+            await route.fulfill(status=503, body="{}")
+        else:
+            await route.continue_()
 
     await page.route("**/v1/sessions/*", forget)
     site.worker.hold_before(4)
@@ -130,9 +134,12 @@ async def test_a_deleted_chat_is_gone_here_and_at_the_gateway(page: Page, site: 
     await site.worker.idle()
     assert not any(name.startswith(KEPT) for name in await stored(page))
     assert len(site.worker.cancelled) == 1
+    assert site.worker.deleted == []
     async with page.expect_response("**/v1/sessions/*"):
         await page.reload()
-    assert told == [f"DELETE {site.worker.submitted[0]['session_id']}"] * 2
+    session_id = site.worker.submitted[0]["session_id"]
+    assert site.worker.deleted == [("default", session_id)]
+    assert told == [session_id, session_id]
     await expect(page.locator(".session")).to_have_count(0)
 
 
@@ -203,6 +210,22 @@ async def test_hundreds_of_turns_are_shown_and_gone_on_with(page: Page, site: Si
     await expect(facts(page)).to_be_in_viewport()
 
 
+async def test_looking_through_many_chats_needs_few_subscriptions(page: Page, site: Site) -> None:
+    """A gateway lets one socket follow a hundred things; the page begins a new socket before."""
+    entries = {f"{KEPT}s{age}": conversation(f"s{age}", age_ms=age) for age in range(1, 100)}
+    await begin_with(page, entries)
+    await expect(page.locator(".session")).to_have_count(99)
+    await page.evaluate(
+        """() => {
+          for (let place = 0; place < 99; place += 1) document.querySelectorAll(".open")[place].click();
+        }"""
+    )
+    await expect(page.get_by_role("heading", level=1)).to_have_text("s1 0")
+    await expect(page.locator("#connection")).to_have_text("Connected")
+    await ask(page, "After all of them")
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
 async def test_the_oldest_chats_make_room(page: Page, site: Site) -> None:
     """Storage holds some 5 MB: five chats of one are there, and a new one is kept as well."""
     text = "x" * 990_000
@@ -222,12 +245,15 @@ async def test_the_oldest_chats_make_room(page: Page, site: Site) -> None:
     await expect(page.get_by_role("heading", level=1)).to_have_text("New")
 
 
-async def test_a_chat_that_does_not_fit_is_told(page: Page, site: Site) -> None:
+async def test_a_chat_that_does_not_fit_is_told(
+    page: Page, site: Site, picture: Callable[[str], Path]
+) -> None:
     """It goes on; only a reload would lose it."""
     await page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 100))")
     await ask(page, "No room")
     await expect(answer(page)).to_have_text(WHOLE)
     await expect(page.locator("#full")).to_be_visible()
+    await page.screenshot(path=picture("full"))
 
 
 async def test_a_browser_without_storage_has_a_chat(context: BrowserContext, site: Site) -> None:

@@ -158,6 +158,33 @@ async def test_events_that_were_lost_are_asked_for(
     }  # fmt: skip
 
 
+async def test_an_answer_that_begins_anew_replaces_what_was_there(
+    between: Between, page: Page, site: Site
+) -> None:
+    """A larger attempt, after a journal was lost; what is left of the smaller one is dropped."""
+    site.worker.hold_before(10)
+    await ask(page, "A long one")
+    await expect(answer(page)).to_contain_text("word9")
+    (frame,) = [it for it in between.sent if it["type"] == "generate"]
+    for number, (text, reason) in enumerate([("Another ", None), ("**text**", "stop")]):
+        event = {
+            "id": frame["request_id"],
+            "session_id": frame["session_id"],
+            "object": "chat.completion.chunk",
+            "attempt": 2,
+            "sequence_number": number,
+            "choices": [{"delta": {"content": text}, "finish_reason": reason}],
+        }
+        message = {"type": "event", "cursor": "1.1", "event": event, "worker": "worker-2"}
+        between.sockets[-1].send(json.dumps(message))
+    await expect(answer(page)).to_have_text("Another text")
+    site.worker.hold_before(None)
+    await site.worker.idle()
+    await ask(page, "And again")
+    await expect(answer(page)).to_have_text(WHOLE)
+    await expect(page.locator(".turn.assistant .text").first).to_have_text("Another text")
+
+
 async def test_offline_and_online_again(page: Page, site: Site, context: BrowserContext) -> None:
     """It says so at once, and goes on at once."""
     site.worker.hold_before(4)
@@ -202,6 +229,7 @@ async def test_a_gateway_with_keys_asks_for_one(
         await page.locator("#key").fill("key-b")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("The key that this tab has is not accepted.")).to_be_visible()
+        await page.screenshot(path=tmp_path / "key.png")
         await page.locator("#key").fill("key-a")
         await page.keyboard.press("Enter")
         await expect(page.locator("#connection")).to_have_text("Connected")
