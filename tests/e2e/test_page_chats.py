@@ -217,7 +217,8 @@ async def test_looking_through_many_chats_needs_few_subscriptions(page: Page, si
     await expect(page.locator(".session")).to_have_count(99)
     await page.evaluate(
         """() => {
-          for (let place = 0; place < 99; place += 1) document.querySelectorAll(".open")[place].click();
+          const nth = (place) => document.querySelectorAll(".open")[place];
+          for (let place = 0; place < 99; place += 1) nth(place).click();
         }"""
     )
     await expect(page.get_by_role("heading", level=1)).to_have_text("s1 0")
