@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 
 from headrace.consumers import api_operations as operations
 from headrace.consumers.auth import SUBPROTOCOL, check_bind, key_of_subprotocols, load_api_keys
+from headrace.consumers.bodies import trace_of
 from headrace.consumers.context import Bounds, Gateway
 from headrace.consumers.errors_http import (
     error_response,
@@ -33,6 +34,7 @@ from headrace.consumers.page_files import page_routes
 from headrace.consumers.request_sink import RequestSink
 from headrace.consumers.requests_api import request_routes
 from headrace.consumers.response_log import ResponseLog
+from headrace.consumers.socket_protocol import WIRE, SocketProtocol
 from headrace.consumers.websocket import SocketSession
 from headrace.schemas.errors import HeadraceError, RequestError
 from headrace.schemas.settings import Settings
@@ -122,8 +124,8 @@ def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]
             await socket.send_denial_response(error_response(problem))
             return
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        with gateway.metrics.sockets.track_inprogress():
-            await SocketSession(socket, gateway, tenant).run()
+        wire: SocketProtocol = socket.scope["extensions"][WIRE]
+        wire.session = SocketSession(wire, trace_of(socket), gateway, tenant).run
 
     return endpoint
 

@@ -11,6 +11,12 @@ from headrace.schemas.metrics import PREFIX
 GRPC_METHODS = ("Stream", "Cancel")
 EVENT_WAYS = ("openai", "sse", "websocket", "grpc")
 
+SLOW_REASONS = ("behind", "stalled", "silent")
+"""Too much waited for the client; it took nothing; it left a ping unanswered."""
+
+CLOSE_REASONS = ("client", "shutdown", *SLOW_REASONS)
+"""Why WebSockets were closed."""
+
 ROUTES = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
@@ -34,6 +40,11 @@ def route_of(path: str) -> str:
     if path.startswith("/v1/sessions/"):
         return "sessions"
     return "page" if path.startswith("/page/") else ROUTES.get(path, "other")
+
+
+def close_reason(code: int) -> str:
+    """The reason behind a close code that reached us before we closed the socket ourselves."""
+    return {1012: "shutdown", 1013: "silent"}.get(code, "client")
 
 
 class GatewayMetrics:
@@ -78,6 +89,14 @@ class GatewayMetrics:
             "clients let go because they fell behind",
             registry=registry,
         )
+        self.sockets_closed = Counter(
+            f"{PREFIX}gateway_websockets_closed",
+            "WebSockets that ended",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in CLOSE_REASONS:
+            self.sockets_closed.labels(reason)
         self.abandoned = Counter(
             f"{PREFIX}gateway_abandoned",
             "generations cancelled because their client left",

@@ -13,9 +13,9 @@ from headrace.schemas.headers import Headers, header_text
 from headrace.schemas.request import DEFAULT_TENANT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogEvent:
-    """An event at its place in the log. `event` is shared by all readers: never change it."""
+    """An event at its place in the log, shared by all readers: never change it."""
 
     partition: int
     offset: int
@@ -23,7 +23,14 @@ class LogEvent:
     key: bytes | None
     event: dict[str, Any]
     headers: Headers
-    num_bytes: int = 0
+    value: bytes = b"{}"
+    """`event` as it was written."""
+    frame: bytes | None = None
+    """What WebSockets are sent, once `socket_frames.event_frame` has made it for one of them."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.value)
 
     @property
     def cursor(self) -> str:
@@ -78,7 +85,7 @@ def decode_event(record: Any) -> LogEvent | None:
         key=record.key,
         event=event,
         headers=headers,
-        num_bytes=len(record.value),
+        value=record.value,
     )
 
 

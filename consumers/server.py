@@ -5,6 +5,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from headrace.consumers.socket_protocol import SocketProtocol
 from headrace.schemas.settings import Settings
 
 PING_INTERVAL_S = 20.0
@@ -29,6 +30,7 @@ def build_server(app: Starlette, settings: Settings, **options: Any) -> uvicorn.
         "log_config": None,
         "access_log": False,
         "server_header": False,
+        "ws": SocketProtocol,
         "ws_ping_interval": PING_INTERVAL_S,
         "ws_ping_timeout": PING_INTERVAL_S,
         "ws_max_size": settings.max_request_bytes + FRAME_OVERHEAD_BYTES,

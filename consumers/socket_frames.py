@@ -1,10 +1,15 @@
-"""The frames of `/v1/stream` that clients send (contract §8), checked."""
+"""The frames of `/v1/stream` (contract §8): clients', checked, and the bytes of ours."""
 
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from websockets.frames import Frame as WireFrame
+from websockets.frames import Opcode
 
+from headrace.consumers.log_event import LogEvent
 from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.headers import header_text
 from headrace.schemas.request import Identifier
 from headrace.schemas.strict_json import decode_object
 
@@ -68,3 +73,22 @@ def decode_frame(data: bytes) -> tuple[Frame, dict[str, Any]]:
         raise RequestError(
             ErrorCode.INVALID_VALUE, first["msg"], ".".join(path) or "type"
         ) from problem
+
+
+def text_frame(payload: bytes) -> bytes:
+    """A whole text frame as it goes over the wire: ours are the same for every client."""
+    return WireFrame(Opcode.TEXT, payload).serialize(mask=False)
+
+
+def event_frame(event: LogEvent) -> bytes:
+    """The frame of an event, made once for all sockets; the event as its worker wrote it."""
+    if event.frame is None:
+        payload = b'{"type":"event","cursor":"%b","event":%b' % (
+            event.cursor.encode(),
+            event.value,
+        )
+        worker = header_text(event.headers, "headrace-worker")
+        if worker is not None:  # beside the event: its content is the same from every worker
+            payload += b',"worker":' + orjson.dumps(worker)
+        event.frame = text_frame(payload + b"}")
+    return event.frame

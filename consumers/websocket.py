@@ -6,48 +6,56 @@ false`.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import structlog
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headrace.consumers.bodies import trace_of
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error
 from headrace.consumers.first_done import leaves
+from headrace.consumers.gateway_metrics import SLOW_REASONS, close_reason
 from headrace.consumers.generation import cancel, submit
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.socket_feeds import Feed, Outlet, SocketFeeds
-from headrace.consumers.socket_frames import CancelFrame, Frame, Generate, Subscribe, decode_frame
+from headrace.consumers.socket_frames import (
+    CancelFrame,
+    Frame,
+    Generate,
+    Subscribe,
+    decode_frame,
+    event_frame,
+    text_frame,
+)
+from headrace.consumers.socket_protocol import TRY_AGAIN_LATER, SocketProtocol, StalledError
 from headrace.consumers.submission import prepare
 from headrace.consumers.subscription import SlowReaderError
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
-from headrace.schemas.headers import header_text
 from headrace.schemas.reply import is_last
 
-TRY_AGAIN_LATER = 1013
-"""The close code of contract §8: this client fell behind, and may resume by cursor."""
+Trace = Sequence[tuple[str, bytes]]
+_PONG = text_frame(b'{"type":"pong"}')
 
 _log = structlog.get_logger(__name__)
 
 
 class _SocketOver(Exception):
-    """Private: the socket is closed, or is to be closed with `code`."""
+    """Private: the socket is over, for a reason of `CLOSE_REASONS`."""
 
-    def __init__(self, code: int | None = None) -> None:
-        super().__init__(code)
-        self.code = code
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class SocketSession:
     """The life of one accepted WebSocket. `run` returns when it is over; nothing is left behind."""
 
-    def __init__(self, socket: WebSocket, gateway: Gateway, tenant: str) -> None:
-        self._socket, self._gateway, self._tenant = socket, gateway, tenant
+    def __init__(self, wire: SocketProtocol, trace: Trace, gateway: Gateway, tenant: str) -> None:
+        self._wire, self._trace, self._gateway, self._tenant = wire, trace, gateway, tenant
         self._foreground: dict[str, str] = {}
         """Session by request id of the generations that end with this socket."""
-        self._sending = asyncio.Lock()
+        self._events_sent = gateway.metrics.events_sent.labels("websocket")
         self._tasks = asyncio.TaskGroup()
         outlet = Outlet(self._send_event, self._send_error, self._too_slow)
         self._feeds = SocketFeeds(self._tasks, outlet, gateway.bounds)
@@ -57,25 +65,23 @@ class SocketSession:
 
         Cancel: safe; subscriptions end, foreground generations are cancelled.
         """
-        code = None
+        self._gateway.metrics.sockets.inc()
         try:
             async with self._tasks:
                 await self._receive()
         except* _SocketOver as ends:
-            codes = [end.code for end in leaves(ends) if isinstance(end, _SocketOver)]
-            code = None if None in codes else codes[0]
+            self._end(next(end.reason for end in leaves(ends) if isinstance(end, _SocketOver)))
         finally:
+            self._gateway.metrics.sockets.dec()
             await self._feeds.end_all()
             await self._cancel_foreground()
-        if code is not None:
-            await self._close(code)
 
-    async def _close(self, code: int) -> None:
-        try:
-            async with asyncio.timeout(self._gateway.bounds.send_s):
-                await self._socket.close(code)
-        except (TimeoutError, RuntimeError, WebSocketDisconnect):
-            return  # it is closed already, or its client reads nothing: uvicorn cuts it off
+    def _end(self, reason: str) -> None:
+        """Count it, and let a slow client go: without waiting for it."""
+        self._gateway.metrics.sockets_closed.labels(reason).inc()
+        if reason in SLOW_REASONS:
+            self._gateway.metrics.slow_readers.inc()
+            self._wire.let_go(TRY_AGAIN_LATER)
 
     async def _cancel_foreground(self) -> None:
         for request_id, session_id in self._foreground.items():
@@ -89,9 +95,9 @@ class SocketSession:
 
     async def _receive(self) -> None:
         while True:
-            message = await self._socket.receive()
+            message: Any = await self._wire.receive()
             if message["type"] == "websocket.disconnect":
-                raise _SocketOver
+                raise _SocketOver(close_reason(message["code"]))
             try:
                 await self._act(message.get("text"))
             except HeadraceError as problem:
@@ -120,7 +126,7 @@ class SocketSession:
             session_id = frame.session_id or frame.request_id
             await cancel(self._gateway, frame.request_id, session_id, tenant=self._tenant)
         else:
-            await self._send({"type": "pong"})
+            await self._send(_PONG)
 
     async def _generate(self, body: dict[str, Any]) -> None:
         call = prepare(body, tenant=self._tenant, background=True)
@@ -137,13 +143,12 @@ class SocketSession:
         if not call.background:
             self._foreground[call.request_id] = call.session_id
         try:
-            trace = trace_of(self._socket)
-            await submit(self._gateway, call, tenant=self._tenant, trace=trace)
+            await submit(self._gateway, call, tenant=self._tenant, trace=self._trace)
         except HeadraceError:
             await self._feeds.end(feed)
             raise
         names = {"request_id": call.request_id, "session_id": call.session_id}
-        await self._send({"type": "accepted"} | names)
+        await self._send(text_frame(orjson.dumps({"type": "accepted"} | names)))
         await self._feeds.start(feed)
 
     async def _subscribe(self, frame: Subscribe) -> None:
@@ -168,16 +173,11 @@ class SocketSession:
     # --- what it is sent
 
     async def _too_slow(self, problem: SlowReaderError) -> None:
-        self._gateway.metrics.slow_readers.inc()
-        raise _SocketOver(TRY_AGAIN_LATER) from problem
+        raise _SocketOver("behind") from problem
 
     async def _send_event(self, event: LogEvent) -> None:
-        frame = {"type": "event", "cursor": event.cursor, "event": event.event}
-        worker = header_text(event.headers, "headrace-worker")
-        if worker is not None:  # beside the event: its content is the same from every worker
-            frame["worker"] = worker
-        await self._send(frame)
-        self._gateway.metrics.events_sent.labels("websocket").inc()
+        await self._send(event_frame(event))
+        self._events_sent.inc()
         if is_last(event.event):
             self._foreground.pop(event.request_id, None)
 
@@ -185,16 +185,16 @@ class SocketSession:
         self, problem: HeadraceError, names: dict[str, Any] | None = None
     ) -> None:
         error = as_request_error(problem).body()
-        await self._send({"type": "error", "error": error} | (names or {}))
+        frame = {"type": "error", "error": error} | (names or {})
+        await self._send(text_frame(orjson.dumps(frame)))
 
-    async def _send(self, frame: dict[str, Any]) -> None:
-        text = orjson.dumps(frame).decode()
-        try:
-            async with asyncio.timeout(self._gateway.bounds.send_s):
-                async with self._sending:
-                    await self._socket.send_text(text)
-        except TimeoutError as problem:
-            self._gateway.metrics.slow_readers.inc()
-            raise _SocketOver(TRY_AGAIN_LATER) from problem
-        except (WebSocketDisconnect, RuntimeError) as problem:
-            raise _SocketOver from problem
+    async def _send(self, frame: bytes) -> None:
+        """Write a whole frame once there is room; this socket's feeds wait here, nobody else."""
+        while not self._wire.writable.is_set():
+            try:
+                await self._wire.until_writable(self._gateway.bounds.send_s)
+            except StalledError as problem:
+                raise _SocketOver("stalled") from problem
+        if not self._wire.is_open:
+            raise _SocketOver("client")
+        self._wire.write(frame)

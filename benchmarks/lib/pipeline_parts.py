@@ -85,6 +85,10 @@ class Child:
         )
         self._answer()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Raises: ChildFailedError when it ends."""
         assert self._process.stdin is not None

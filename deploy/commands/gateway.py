@@ -4,6 +4,7 @@ Owns the socket, the signals and the order of start and stop. Knows nothing of r
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -79,6 +80,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
             stack.push_async_callback(part.stop)
             if not await _unless(stop, part.start()):
                 return
+        gc.collect()
+        gc.freeze()  # 230,000 objects that a full collection would look through with 5,000 sockets'
         host, port = listener.getsockname()[:2]
         _log.info("gateway.listening", host=host, port=port)
         if settings.grpc_port is not None:

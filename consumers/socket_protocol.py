@@ -1,0 +1,148 @@
+"""The connection under `/v1/stream`: uvicorn's WebSocket, with bounds for clients that do not read.
+
+Owns what one client may hold (buffers of process and kernel), the pings, and the way it is let go.
+Knows nothing of subscriptions: the session above says what is sent, and when a client is slow.
+
+uvicorn alone waits for room before it sends a close frame, which a client that does not read never
+gives; it answers pings into a full buffer, and keeps a lost client's buffer for ever. Decision 014.
+"""
+
+import asyncio
+import random
+import socket
+from asyncio.transports import BaseTransport
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from headrace.schemas.errors import HeadraceError
+
+WIRE = "headrace.wire"
+"""The ASGI extension under which an application finds the `SocketProtocol` of its socket."""
+
+TRY_AGAIN_LATER = 1013
+"""The close code of contract §8: this client fell behind, and may resume by cursor."""
+
+WRITE_BUFFER_BYTES = 32 * 1024
+"""What one client may leave here before its readers wait, plus one frame."""
+
+KERNEL_BUFFER_BYTES = 64 * 1024
+"""The same in the kernel (Linux takes twice as much), which lets it grow to 4 MB by itself: 200
+clients that do not read would hold 800 MB. A window for 1 MB/s over 100 ms.
+"""
+
+LINGER_S = 120.0
+"""How long a client that was let go may take to read what was sent and the close behind it."""
+
+
+class StalledError(HeadraceError):
+    """A client took nothing for too long."""
+
+    def __init__(self, stall_s: float) -> None:
+        super().__init__(stall_s)
+        self.stall_s = stall_s
+
+    def __str__(self) -> str:
+        return f"the client took nothing for {self.stall_s:g} s"
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """For `uvicorn.Config(ws=…)`. Applications use `write`, `until_writable` and `let_go` beside
+    what ASGI gives them.
+    """
+
+    transport: asyncio.Transport
+    session: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """What the application leaves to be run for the rest of the socket's life."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Bound the buffers."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES
+        )
+
+    async def run_asgi(self) -> None:
+        """Run the application, which finds this object in its scope, then the `session` it left.
+
+        So the frames of middleware and routing end with the handshake: half of a socket's objects.
+        """
+        cast("dict[str, Any]", self.scope["extensions"])[WIRE] = self
+        self.app = self._app_and_session
+        await super().run_asgi()
+
+    async def _app_and_session(self, *asgi: Any) -> None:
+        await self.config.loaded_app(*asgi)
+        if self.session is not None:
+            cast("dict[str, Any]", self.scope).clear()
+            del self.request, self.response
+            await self.session()
+
+    # --- what the application uses
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written may still arrive."""
+        return not (self.close_sent or self.transport.is_closing())
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame, or drop it if the socket is closed. Does not wait."""
+        if self.is_open:
+            self.transport.write(frame)
+
+    async def until_writable(self, stall_s: float) -> None:
+        """Wait until this client has made room, or is gone.
+
+        Raises: StalledError when it takes nothing for `stall_s`; a slow one that reads on is waited
+        for. Cancel: safe.
+        """
+        left_bytes = self.transport.get_write_buffer_size()
+        while not self.writable.is_set():
+            try:
+                async with asyncio.timeout(stall_s):
+                    await self.writable.wait()
+            except TimeoutError:
+                before_bytes, left_bytes = left_bytes, self.transport.get_write_buffer_size()
+                if left_bytes >= before_bytes:
+                    raise StalledError(stall_s) from None
+
+    def let_go(self, code: int) -> None:
+        """Close with `code` behind what was written, without waiting; `LINGER_S` to read it."""
+        if not self.is_open:
+            return
+        self.stop_keepalive()
+        self.conn.send_close(code)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    # --- what uvicorn does otherwise
+
+    def schedule_ping(self) -> None:
+        """At a random time within the interval: sockets that came together do not ping together."""
+        delay_s = (self.ping_interval or 0.0) * random.uniform(0.5, 1.0)
+        self.ping_timer = self.loop.call_later(delay_s, self.send_keepalive_ping)
+
+    def keepalive_timeout(self) -> None:
+        """A ping unanswered: what was sent before it is not read either."""
+        self.pong_timer = None
+        self.let_go(TRY_AGAIN_LATER)
+
+    def handle_ping(self) -> None:
+        """Answer, unless there is no room: a client could fill our memory with pings it sends."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def shutdown(self) -> None:
+        """The server stops: clients resume elsewhere. What one does not read is not waited for."""
+        super().shutdown()
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()
