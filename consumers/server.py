@@ -5,6 +5,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from headrace.consumers.http_protocol import HttpProtocol
 from headrace.consumers.socket_protocol import SocketProtocol
 from headrace.schemas.settings import Settings
 
@@ -30,6 +31,7 @@ def build_server(app: Starlette, settings: Settings, **options: Any) -> uvicorn.
         "log_config": None,
         "access_log": False,
         "server_header": False,
+        "http": HttpProtocol,
         "ws": SocketProtocol,
         "ws_ping_interval": PING_INTERVAL_S,
         "ws_ping_timeout": PING_INTERVAL_S,

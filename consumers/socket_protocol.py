@@ -9,13 +9,13 @@ gives; it answers pings into a full buffer, and keeps a lost client's buffer for
 
 import asyncio
 import random
-import socket
 from asyncio.transports import BaseTransport
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from headrace.consumers.http_protocol import LINGER_S, bound_kernel_buffer
 from headrace.schemas.errors import HeadraceError
 
 WIRE = "headrace.wire"
@@ -26,14 +26,6 @@ TRY_AGAIN_LATER = 1013
 
 WRITE_BUFFER_BYTES = 32 * 1024
 """What one client may leave here before its readers wait, plus one frame."""
-
-KERNEL_BUFFER_BYTES = 64 * 1024
-"""The same in the kernel (Linux takes twice as much), which lets it grow to 4 MB by itself: 200
-clients that do not read would hold 800 MB. A window for 1 MB/s over 100 ms.
-"""
-
-LINGER_S = 120.0
-"""How long a client that was let go may take to read what was sent and the close behind it."""
 
 
 class StalledError(HeadraceError):
@@ -60,9 +52,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Bound the buffers."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES
-        )
+        bound_kernel_buffer(self.transport)
 
     async def run_asgi(self) -> None:
         """Run the application, which finds this object in its scope, then the `session` it left.

@@ -35,6 +35,7 @@ class LeanSocket(asyncio.Protocol):
         "closed",
         "first_event",
         "last_event",
+        "num_events",
         "opened",
     )
 
@@ -47,6 +48,7 @@ class LeanSocket(asyncio.Protocol):
         self.answered: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.close_code: int | None = None
+        self.num_events = 0
         self.first_event = self.last_event = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -91,6 +93,7 @@ class LeanSocket(asyncio.Protocol):
         if kind == TEXT and payload.startswith(b'{"type":"event"'):
             self.first_event = self.first_event or payload
             self.last_event = payload
+            self.num_events += 1
             if self._on_event is not None:
                 self._on_event(int(payload[payload.rindex(b'"n":') + 4 : -2]), now_ms)
         elif kind == TEXT:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -13,11 +14,11 @@ from headrace.schemas.settings import Settings
 
 @asynccontextmanager
 async def running(
-    app: Starlette, settings: Settings, port: int | None = None
+    app: Starlette, settings: Settings, port: int | None = None, **options: Any
 ) -> AsyncIterator[str]:
-    """Serve `app`; yields its `host:port`."""
+    """Serve `app`; yields its `host:port`. `options` override those of the server."""
     port = port or free_port()
-    server = build_server(app, settings, port=port, timeout_graceful_shutdown=1)
+    server = build_server(app, settings, port=port, timeout_graceful_shutdown=1, **options)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())
         async with asyncio.timeout(10):
