@@ -20,6 +20,9 @@ MAX_BUFFERED_BYTES = 4 * 2**20
 practice.
 """
 
+EVENTS_PER_TURN = 32
+"""Handed out in a row, 30 µs each at a WebSocket; then others of this process have their turn."""
+
 
 class SlowReaderError(HeadraceError):
     """This reader fell too far behind and was let go; others did not wait. It can resume at
@@ -76,6 +79,7 @@ class Subscription:
         self._enter, self._leave = enter, leave
         self._buffer: deque[LogEvent] = deque()
         self._buffered_bytes = 0
+        self._num_in_a_row = 0
         self._arrived = asyncio.Event()
         self._error: HeadraceError | None = None
 
@@ -116,6 +120,10 @@ class Subscription:
         Raises: SlowReaderError, UnavailableError: the subscription is over.
         Cancel: safe, no event is lost.
         """
+        self._num_in_a_row += 1
+        if self._num_in_a_row > EVENTS_PER_TURN:
+            self._num_in_a_row = 0
+            await asyncio.sleep(0)
         event = await self._replayed()
         while event is None:
             event = self._pop()
