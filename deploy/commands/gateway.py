@@ -31,6 +31,11 @@ from headrace.schemas.settings import Settings
 
 SOCKET_BACKLOG = 2048
 
+YOUNG_OBJECTS = 50_000
+"""Before a collection of the youngest (700 by default): more than 500 events and their tasks, which
+would be taken for lasting ones otherwise, a reason for a full collection every minute.
+"""
+
 _log = structlog.get_logger(__name__)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -87,10 +92,16 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
             stack.push_async_callback(grpc_server.stop)
             port = await grpc_server.start(settings.http_host, settings.grpc_port)
             _log.info("gateway.grpc_listening", host=host, port=port)
-        gc.collect()
-        gc.freeze()  # 230,000 objects that each full collection would look through: decision 014
+        _collect_less()
         await server.serve(sockets=[listener])
     _log.info("gateway.stopped")
+
+
+def _collect_less() -> None:
+    """Make full garbage collections, in which nothing is sent, short and rare (decision 014)."""
+    gc.collect()
+    gc.freeze()  # 250,000 objects that each would look through
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
 
 
 class _Server(uvicorn.Server):
