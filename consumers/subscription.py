@@ -21,7 +21,7 @@ practice.
 """
 
 EVENTS_PER_TURN = 32
-"""Handed out in a row, 30 µs each at a WebSocket; then others of this process have their turn."""
+"""Handed out in a row, 3 ms of work at most; then others of this process have their turn."""
 
 
 class SlowReaderError(HeadraceError):

@@ -33,7 +33,7 @@ SOCKET_BACKLOG = 2048
 
 YOUNG_OBJECTS = 50_000
 """Before a collection of the youngest (700 by default): more than 500 events and their tasks, which
-would be taken for lasting ones otherwise, a reason for a full collection every minute.
+would be taken for lasting ones otherwise, a reason for full collections.
 """
 
 _log = structlog.get_logger(__name__)
