@@ -36,7 +36,7 @@ from headrace.consumers.requests_api import request_routes
 from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.socket_protocol import WIRE, SocketProtocol
 from headrace.consumers.websocket import SocketSession
-from headrace.schemas.errors import HeadraceError, RequestError
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import Settings
 
 __all__ = ["Bounds", "build_app", "check_bind"]
@@ -61,6 +61,7 @@ def build_app(
     """
     metrics = GatewayMetrics(registry or CollectorRegistry())
     metrics.watch_log(lambda: log.num_subscriptions, lambda: log.num_broken_events)
+    metrics.watch_past(lambda: log.num_readers_of_the_past, lambda: log.recent_seconds)
     if lag is not None:
         metrics.watch_lag(lag)
     bounds = bounds or Bounds()
@@ -120,7 +121,8 @@ def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]
         offered = socket.scope.get("subprotocols", [])
         try:
             tenant = _socket_tenant(gateway, socket, offered)
-        except RequestError as problem:
+            gateway.log.check_running()
+        except HeadraceError as problem:
             await socket.send_denial_response(error_response(problem))
             return
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)

@@ -119,3 +119,18 @@ class GatewayMetrics:
             "records of the responses topic that hold no event, since the start",
             registry=self.registry,
         ).set_function(num_broken)
+
+    def watch_past(
+        self, num_readers: Callable[[], float], recent_seconds: Callable[[], float]
+    ) -> None:
+        """Read the figures of the log's past when scraped."""
+        Gauge(
+            f"{PREFIX}gateway_past_readers",
+            "readers for whom the past is read from Kafka",
+            registry=self.registry,
+        ).set_function(num_readers)
+        Gauge(
+            f"{PREFIX}gateway_recent_log_seconds",
+            "how far back the log in memory reaches, in the partition where that is least",
+            registry=self.registry,
+        ).set_function(recent_seconds)

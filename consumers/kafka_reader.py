@@ -47,11 +47,16 @@ def _reason(problem: TimeoutError | KafkaError) -> str | None:
 
 
 async def open_consumer(
-    settings: Settings, *, max_partition_fetch_bytes: int, group: str | None = None
+    settings: Settings,
+    *,
+    max_partition_fetch_bytes: int,
+    group: str | None = None,
+    fetch_max_wait_ms: int = 500,
 ) -> Any:
     """A started consumer that joins no group; the caller stops it with `close_consumer`.
 
-    `group`: whose offsets it may commit.
+    `group`: whose offsets it may commit. `fetch_max_wait_ms`: how long brokers wait for a record at
+    the end of the log; meanwhile the connection answers nothing else.
     """
     consumer = AIOKafkaConsumer(
         group_id=group,
@@ -59,7 +64,7 @@ async def open_consumer(
         isolation_level="read_committed",
         auto_offset_reset="none",
         max_partition_fetch_bytes=max_partition_fetch_bytes,
-        fetch_max_wait_ms=500,
+        fetch_max_wait_ms=fetch_max_wait_ms,
         request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000),
         **settings.kafka_options(),
     )

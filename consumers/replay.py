@@ -1,175 +1,166 @@
-"""The past of the response log: reads the wanted events from a start up to a moving target.
+"""The past of the response log for one reader: what it wants, from a start to a moving target.
 
-Owns one temporary consumer and the checks of a cursor. Knows nothing of the live reader except the
-positions that it is handed: [start, target) is read here, [target, ∞) comes live, so nothing is
-missed or repeated.
+Takes them from memory where the recent log has them, else from the shared reading of Kafka.
+[start, target) is read here, [target, ∞) comes live, so nothing is missed or repeated. Holds a
+bounded number of events: a reader that does not take them is read for later.
 """
 
-import time
+import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError
-
-from headrace.consumers.cursor import Cursor, resume_gap
-from headrace.consumers.kafka_reader import (
-    KAFKA_TIMEOUT_S,
-    bounded,
-    close_consumer,
-    offsets_at,
-    open_consumer,
-)
+from headrace.consumers.cursor import resume_gap
 from headrace.consumers.log_event import LogEvent, Wanted, decode_event
-from headrace.schemas.errors import UnavailableError
-from headrace.schemas.settings import Settings
+from headrace.consumers.recent_log import RecentLog
+from headrace.consumers.shared_past import SharedPast
+from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
 
-FETCH_BYTES = 256 * 1024
-"""Per partition and fetch: 12 partitions cost 3 MB while a replay runs."""
-
-CLOCK_SLACK_MS = 300_000
-"""How far the clocks of gateway and workers may differ before a start by time misses events."""
+MAX_EVENTS = 256
+MAX_BYTES = 256 * 1024
+"""Held for a reader, decoded: 1 MB at worst. As many as one step of the reading may bring."""
 
 STALL_TIMEOUT_S = 30.0
-"""Without a step forward for this long, the brokers do not answer."""
-
-_POLL_MS = 500
+"""Without a step forward for this long, the brokers do not answer or too many are before us."""
 
 
 class LogReplay:
     """Reads [start, target) of some partitions, in offset order within each.
 
-    NOTE: `targets` only grows, and each `next` looks at it anew.
+    NOTE: `targets` only grows, and is looked at anew all the time.
     """
 
     def __init__(
-        self, consumer: Any, topic: str, wanted: Wanted, on_stop: Callable[[], None]
+        self,
+        wanted: Wanted,
+        starts: Sequence[Mapping[int, int]],
+        targets: Mapping[int, int],
+        recent: RecentLog,
+        past: SharedPast,
     ) -> None:
-        self._consumer, self._topic, self._wanted = consumer, topic, wanted
-        self._on_stop: Callable[[], None] | None = on_stop
-        self._next_offset: dict[int, int] = {}
-        self._targets: Mapping[int, int] = {}
+        """`starts`: the first one is where to begin; the others are further back, each for the case
+        that the wanted request does not begin behind the one before.
+        """
+        self.wanted = wanted
+        self.next_offset, *further_back = map(dict, starts)
+        self._further_back = deque(further_back)
+        self._targets, self._recent, self._past = targets, recent, past
         self._found: deque[LogEvent] = deque()
-
-    @classmethod
-    async def open(
-        cls, settings: Settings, wanted: Wanted, *, on_stop: Callable[[], None]
-    ) -> "LogReplay":
-        """Connect; `on_stop` is called once, when it is stopped. Raises: UnavailableError."""
-        consumer = await open_consumer(settings, max_partition_fetch_bytes=FETCH_BYTES)
-        return cls(consumer, settings.topics.responses, wanted, on_stop)
+        self._found_bytes = 0
+        self._noticed = asyncio.Event()
+        self._problem: Exception | None = None
 
     async def stop(self) -> None:
-        """Free the consumer. Safe to call twice."""
-        on_stop, self._on_stop = self._on_stop, None
-        if on_stop is not None:
-            on_stop()
-        await close_consumer(self._consumer)
+        """Free what it holds. Safe to call twice."""
+        self._past.leave(self)
+        self._found.clear()
 
-    async def begin_at(
-        self, partitions: set[int], targets: Mapping[int, int], *, time_ms: int | None
-    ) -> None:
-        """Start at each log start, or at `time_ms` (less the clocks' slack) where that is later."""
-        parts = self._assign(partitions, targets)
-        starts = await bounded("offsets", self._consumer.beginning_offsets(parts))
-        if time_ms is not None:
-            starts = await offsets_at(self._consumer, parts, max(0, time_ms - CLOCK_SLACK_MS))
-        for part in parts:
-            self._seek(part.partition, starts[part])
+    async def event_at(self, partition: int) -> LogEvent:
+        """The event right at the start, which is not handed out any more.
 
-    async def begin_after(self, cursor: Cursor, targets: Mapping[int, int]) -> LogEvent:
-        """Start behind `cursor` and return the event at it.
-
-        Raises: RequestError `resume_gap` where the log no longer, or not yet, has that record, or
-        where it is no event of this reader.
+        Raises: RequestError `resume_gap` where none that is wanted stands there; UnavailableError.
         """
-        if cursor.partition not in targets:
-            raise resume_gap("the cursor is of another log")
-        (part,) = self._assign({cursor.partition}, targets)
-        starts = await bounded("offsets", self._consumer.beginning_offsets([part]))
-        ends = await bounded("offsets", self._consumer.end_offsets([part]))
-        if not starts[part] <= cursor.offset < ends[part]:
-            raise resume_gap(
-                f"the log holds offsets {starts[part]} to {ends[part]} of this partition now"
-            )
-        self._seek(cursor.partition, cursor.offset)
-        event = await self._event_at(part, cursor.offset)
-        if event is None or not self._wanted.accepts(event):
+        start = self.next_offset[partition]
+        await self._read_until(lambda: self.next_offset[partition] > start)
+        if not self._found or self._found[0].offset != start:
             raise resume_gap("the cursor is no event of this session or request")
-        self._seek(cursor.partition, cursor.offset + 1)
-        return event
+        return self._pop()
 
     async def next(self) -> LogEvent | None:
         """The next wanted event, or None once every partition has reached its target.
 
-        Raises: RequestError `resume_gap` if the log was cut while it was read; UnavailableError.
-        Cancel: safe, the events that were fetched stay for the next call.
+        Raises: RequestError `resume_gap` if the log was cut while it was read, `overloaded` if it
+            waits for its turn too long; UnavailableError.
+        Cancel: safe, the events that were read stay for the next call.
         """
-        deadline_s = time.monotonic() + STALL_TIMEOUT_S
-        while not self._found:
-            behind = [
-                TopicPartition(self._topic, number)
-                for number, offset in self._next_offset.items()
-                if offset < self._targets[number]
-            ]
-            if not behind:
-                return None
-            if await self._fetch(behind):
-                deadline_s = time.monotonic() + STALL_TIMEOUT_S
-            elif time.monotonic() > deadline_s:
-                raise UnavailableError("Kafka (replay)", STALL_TIMEOUT_S)
-        return self._found.popleft()
+        if not self._found:
+            await self._read_until(self._is_next_known)
+        return self._pop() if self._found else None
 
-    async def _fetch(self, behind: list[Any]) -> bool:
-        before = dict(self._next_offset)
-        batch = await self._poll(behind)
-        for part in behind:
-            records = batch.get(part)
-            if records:
-                self._take(part.partition, records)
-            else:  # transaction markers move the position without a record
-                self._next_offset[part.partition] = await bounded(
-                    "position", self._consumer.position(part)
-                )
-        return before != self._next_offset
+    def _is_next_known(self) -> bool:
+        if not self._found and self._recent.has_whole(self.wanted, self.next_offset):
+            self._further_back.clear()
+            self._past.leave(self)
+            for number in self.next_offset:  # nothing before it is wanted
+                start = min(self._recent.start(number), self._targets[number])
+                self.next_offset[number] = max(start, self.next_offset[number])
+            self._take_recent()
+        if self._found or not self._behind():
+            self._look_further_back()
+        return bool(self._found) or not self._behind()
 
-    async def _poll(self, parts: list[Any]) -> dict[Any, list[Any]]:
-        try:
-            found: dict[Any, list[Any]] = await self._consumer.getmany(*parts, timeout_ms=_POLL_MS)
-        except OffsetOutOfRangeError as problem:
-            raise resume_gap("the log was cut off while it was read") from problem
-        except KafkaError as problem:
-            raise UnavailableError("Kafka (replay)", KAFKA_TIMEOUT_S) from problem
-        return found
+    def _look_further_back(self) -> None:
+        """Begin anew at an earlier start, unless this one was early enough."""
+        if self._found and self._found[0].event["sequence_number"] == 0:
+            self._further_back.clear()
+        if not self._further_back:
+            return
+        self._past.leave(self)
+        self._found.clear()
+        self._found_bytes = 0
+        self.next_offset = self._further_back.popleft()
+        self._take_recent()
 
-    def _take(self, number: int, records: list[Any]) -> None:
-        for record in records:
-            if record.offset >= self._targets[number]:
-                self._seek(number, record.offset)  # if the target moves on, it is read then
+    def _pop(self) -> LogEvent:
+        event = self._found.popleft()
+        self._found_bytes -= event.num_bytes
+        return event
+
+    def _behind(self) -> list[int]:
+        return [
+            number for number, offset in self.next_offset.items() if offset < self._targets[number]
+        ]
+
+    async def _read_until(self, is_done: Callable[[], bool]) -> None:
+        while True:
+            if self._problem is not None:
+                raise self._problem
+            self._take_recent()
+            if is_done():
                 return
-            self._next_offset[number] = record.offset + 1
-            event = decode_event(record)
-            if event is not None and self._wanted.accepts(event):
-                self._found.append(event)
+            self._noticed.clear()
+            self._past.join(self)
+            await self._wait()
 
-    async def _event_at(self, part: Any, offset: int) -> LogEvent | None:
-        deadline_s = time.monotonic() + STALL_TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            records = (await self._poll([part])).get(part)
-            if records:
-                same = records[0].offset == offset
-                return decode_event(records[0]) if same else None
-            if await bounded("position", self._consumer.position(part)) > offset:
-                return None
-        raise UnavailableError("Kafka (replay)", STALL_TIMEOUT_S)
+    async def _wait(self) -> None:
+        while not self._noticed.is_set():
+            before, num_records = dict(self.next_offset), self._past.num_records
+            try:
+                async with asyncio.timeout(STALL_TIMEOUT_S):
+                    await self._noticed.wait()
+            except TimeoutError:
+                if self.next_offset != before:
+                    continue
+                if self._past.num_records > num_records:
+                    text = "too many readers of the past at once; try again"
+                    raise RequestError(ErrorCode.OVERLOADED, text) from None
+                raise UnavailableError("Kafka (replay)", STALL_TIMEOUT_S) from None
 
-    def _assign(self, partitions: set[int], targets: Mapping[int, int]) -> list[Any]:
-        parts = [TopicPartition(self._topic, number) for number in sorted(partitions)]
-        self._targets = targets
-        self._consumer.assign(parts)
-        return parts
+    def _take_recent(self) -> None:
+        for number in self._behind():
+            offset = self.next_offset[number]
+            room = MAX_EVENTS - len(self._found)
+            if room <= 0 or not self._recent.covers(number, offset):
+                continue
+            kept, self.next_offset[number] = self._recent.take(
+                self.wanted, number, offset, self._targets[number], limit=room
+            )
+            for event in map(decode_event, kept):
+                if event is not None:
+                    self.take(event)
 
-    def _seek(self, number: int, offset: int) -> None:
-        self._next_offset[number] = offset
-        self._consumer.seek(TopicPartition(self._topic, number), offset)
+    # --- what the shared past asks and gives
+
+    def wants_until(self, partition: int) -> int:
+        """The target, or where the recent log begins if that is nearer."""
+        return min(self._targets[partition], self._recent.start(partition))
+
+    def take(self, event: LogEvent) -> bool:
+        """Hold `event` for `next`; False where that is enough for now."""
+        self._found.append(event)
+        self._found_bytes += event.num_bytes
+        return len(self._found) < MAX_EVENTS and self._found_bytes < MAX_BYTES
+
+    def notice(self, problem: Exception | None = None) -> None:
+        """Wake the reader up: there are events, it is at an end, or `problem` ends it."""
+        self._problem = self._problem or problem
+        self._noticed.set()

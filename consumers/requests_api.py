@@ -15,7 +15,6 @@ from headrace.consumers.http_calls import name_call
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.request_feed import RequestFeed
-from headrace.consumers.request_lookup import may_be_waiting
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
 from headrace.consumers.submission import CancelCall
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
@@ -139,11 +138,9 @@ async def first_event(gateway: Gateway, feed: RequestFeed) -> tuple[LogEvent, Se
     if found is not None or not feed.is_unknown:
         return found
     wanted = feed.wanted
-    if not await may_be_waiting(
-        gateway.settings,
-        tenant=wanted.tenant,
-        request_id=wanted.request_id or "",
-        session_id=wanted.session_id,
-    ):
+    if await gateway.log.may_be_waiting(wanted.tenant, wanted.request_id or ""):
+        return None
+    found = await feed.next(0.0)  # it may have been answered while we asked
+    if found is None and feed.is_unknown:
         raise HttpError(404, "there is no such request", "request_id")
-    return None
+    return found

@@ -1,21 +1,27 @@
 """The response log: one consumer of the responses topic, fanned out to local readers.
 
-Owns the registry of readers and where each one starts. Has no consumer group: every process that
-reads sees every event, and nothing piles up at the broker (cases I11).
+Owns the registry of readers and their life. Has no consumer group: every process that reads sees
+every event, and nothing piles up at the broker (cases I11). The past comes from memory
+(`recent_log`) or from a shared reading of Kafka (`shared_past`); `replay_start` says where.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from headrace.consumers.cursor import parse_cursor
+from headrace.consumers.cursor import parse_cursor, resume_gap
 from headrace.consumers.live_reader import LiveReader
+from headrace.consumers.log_bounds import LogBounds
 from headrace.consumers.log_event import LogEvent, Wanted
+from headrace.consumers.recent_log import RecentLog
 from headrace.consumers.replay import LogReplay
+from headrace.consumers.replay_start import REACH_TIMEOUT_S, ReplayStart
+from headrace.consumers.shared_past import SharedPast
 from headrace.consumers.subscription import SlowReaderError, Subscription
-from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError
+from headrace.consumers.waiting_requests import WaitingRequests
+from headrace.schemas.errors import UnavailableError
 from headrace.schemas.request import DEFAULT_TENANT
-from headrace.schemas.request_id import time_of
 from headrace.schemas.settings import Settings
 from headrace.schemas.topics import partition_of
 
@@ -23,12 +29,6 @@ __all__ = ["LogEvent", "ResponseLog", "SlowReaderError", "Subscription"]
 
 START_TIMEOUT_S = 30.0
 """For the first positions: covers a broker that starts at the same time as we do."""
-
-MAX_REPLAYS = 32
-"""Temporary consumers at once (3 MB each); more readers of the past wait their turn."""
-
-REPLAY_WAIT_S = 10.0
-"""After this wait for a turn, a reader is told that we are overloaded."""
 
 
 class ResponseLog:
@@ -44,16 +44,27 @@ class ResponseLog:
     ) -> None:
         """`on_event`: is shown every live event, whoever reads."""
         self._settings, self._on_event = settings, on_event
-        self._reader = LiveReader(settings, self._hand_out)
+        self._recent = RecentLog(settings.recent_log_mb * 2**20)
+        self._reader = LiveReader(
+            settings, self._hand_out, recent=self._recent, on_cut=self._end_cut_off
+        )
+        self._past = SharedPast(settings)
+        self._bounds = LogBounds(settings)
+        self._start = ReplayStart(self._reader, self._recent, self._bounds)
+        self._waiting = WaitingRequests(settings)
         self._by_session: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
         self._by_request: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
-        self._replays = asyncio.Semaphore(MAX_REPLAYS)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
         """Whether live events come: started, still reading, and the brokers answer."""
-        return self._running and self._reader.brokers_answer
+        return self.is_running and self._reader.brokers_answer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether readers can subscribe: every position is known. Brokers may be away for now."""
+        return self._task is not None and not self._task.done() and self._reader.started.is_set()
 
     @property
     def num_broken_events(self) -> int:
@@ -63,12 +74,22 @@ class ResponseLog:
     @property
     def num_subscriptions(self) -> int:
         """Readers now."""
-        groups = [*self._by_session.values(), *self._by_request.values()]
-        return sum(len(group) for group in groups)
+        return len(self._subscriptions)
 
     @property
-    def _running(self) -> bool:
-        return self._task is not None and not self._task.done() and self._reader.started.is_set()
+    def num_readers_of_the_past(self) -> int:
+        """Those for whom Kafka is read, now."""
+        return self._past.num_readers
+
+    @property
+    def recent_seconds(self) -> float:
+        """How far back the recent log reaches, at least."""
+        return self._recent.reach_s(time.time_ns() // 1_000_000)
+
+    @property
+    def _subscriptions(self) -> list[Subscription]:
+        groups = [*self._by_session.values(), *self._by_request.values()]
+        return [subscription for group in groups for subscription in group]
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Begin to read at the end of the log; returns once every partition's position is known.
@@ -102,6 +123,8 @@ class ResponseLog:
             return
         task.cancel()
         await asyncio.wait({task})
+        await self._bounds.close()
+        await self._waiting.close()
         if not task.cancelled() and (problem := task.exception()) is not None:
             raise problem
 
@@ -124,16 +147,37 @@ class ResponseLog:
         """
 
         async def enter(subscription: Subscription) -> None:
-            if not self._running:
-                raise UnavailableError("the response log", 0.0)
-            self._group_of(wanted).add(subscription)
             if cursor is not None:
                 await self._resume(subscription, cursor)
             elif from_start or starting_after is not None:
                 await self._begin_early(subscription)
+            else:
+                self._register(subscription)
 
         wanted = Wanted(tenant, session_id, request_id)
         return Subscription(wanted, enter=enter, leave=self._unregister)
+
+    def check_running(self) -> None:
+        """Raises: UnavailableError before every position is known, and after the end."""
+        if not self.is_running:
+            raise UnavailableError("the response log", 0.0)
+
+    async def may_be_waiting(self, tenant: str, request_id: str) -> bool:
+        """Whether a request without an event can still get one. After False, what was written of it
+        before the call was handed on.
+
+        Raises: UnavailableError. Cancel: safe, it only reads.
+        """
+        if await self._waiting.may_be_waiting(tenant, request_id):
+            return True
+        spans = await self._bounds.spans()
+        ends = {number: spans[number].end for number in self._reader.positions if number in spans}
+        await self._reader.reach(ends, REACH_TIMEOUT_S)
+        return False
+
+    def _register(self, subscription: Subscription) -> None:
+        self.check_running()
+        self._group_of(subscription.wanted).add(subscription)
 
     def _group_of(self, wanted: Wanted) -> set[Subscription]:
         if wanted.request_id is not None:
@@ -159,51 +203,50 @@ class ResponseLog:
             for subscription in groups.get((event.tenant, name), ()):
                 subscription.offer(event)
 
+    def _end_cut_off(self, partition: int) -> None:
+        """End who may have missed something: the log lost it before it was read."""
+        self._bounds.forget()
+        gap = resume_gap("the log was cut off while it was read")
+        for subscription in self._subscriptions:
+            if partition in (subscription.partitions or self._home_of(subscription.wanted)):
+                subscription.fail(gap)
+                if isinstance(subscription.replay, LogReplay):
+                    subscription.replay.notice(gap)
+
     async def _read(self) -> None:
         try:
-            await self._reader.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._reader.run(), name="response-log.live")
+                tasks.create_task(self._past.run(), name="response-log.past")
         finally:
-            for group in [*self._by_session.values(), *self._by_request.values()]:
-                for subscription in group:
-                    subscription.fail(UnavailableError("the response log", 0.0))
+            for subscription in self._subscriptions:
+                subscription.fail(UnavailableError("the response log", 0.0))
 
     async def _resume(self, subscription: Subscription, cursor_text: str) -> None:
         cursor = parse_cursor(cursor_text)
-        subscription.partitions = {cursor.partition}
+        self.check_running()
+        await self._start.check(cursor)
         subscription.floor = {cursor.partition: cursor.offset + 1}
-        targets = self._live_targets(subscription)
-        replay = await self._open_replay(subscription)
-        subscription.resumed_after = await replay.begin_after(cursor, targets)
+        replay = self._join(subscription, [{cursor.partition: cursor.offset}])
+        subscription.resumed_after = await replay.event_at(cursor.partition)
         subscription.cursor = cursor_text
 
     async def _begin_early(self, subscription: Subscription) -> None:
+        self.check_running()
         wanted = subscription.wanted
-        subscription.partitions = self._home_of(wanted)
-        targets = self._live_targets(subscription)
-        replay = await self._open_replay(subscription)
-        time_ms = time_of(wanted.request_id) if wanted.request_id else None
-        await replay.begin_at(subscription.partitions, targets, time_ms=time_ms)
+        self._join(subscription, await self._start.early(wanted, self._home_of(wanted)))
 
-    def _live_targets(self, subscription: Subscription) -> dict[int, int]:
-        """What is live from now on, by partition; the replay ends there."""
-        targets = dict(self._reader.positions)
-        subscription.move_targets = lambda: targets.update(self._reader.positions)
-        return targets
-
-    async def _open_replay(self, subscription: Subscription) -> LogReplay:
-        try:
-            async with asyncio.timeout(REPLAY_WAIT_S):
-                await self._replays.acquire()
-        except TimeoutError:
-            text = "too many readers of the past at once; try again"
-            raise RequestError(ErrorCode.OVERLOADED, text) from None
-        try:
-            replay = await LogReplay.open(
-                self._settings, subscription.wanted, on_stop=self._replays.release
-            )
-        except BaseException:
-            self._replays.release()
-            raise
+    def _join(self, subscription: Subscription, starts: list[dict[int, int]]) -> LogReplay:
+        """From now on live; before that from `starts`. NOTE: in one step, so that no event is
+        between.
+        """
+        self._register(subscription)
+        targets = {number: self._reader.positions[number] for number in starts[0]}
+        subscription.partitions = set(targets)
+        subscription.move_targets = lambda: targets.update(
+            {number: self._reader.positions[number] for number in targets}
+        )
+        replay = LogReplay(subscription.wanted, starts, targets, self._recent, self._past)
         subscription.replay = replay
         return replay
 

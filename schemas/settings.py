@@ -76,6 +76,12 @@ class Settings(BaseSettings):
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="worker: 0 = any free port, logged")
     api_keys_file: Path | None = None
+    recent_log_mb: int = Field(
+        64,
+        ge=1,
+        le=65_536,
+        description="gateway: memory for the newest responses, from which clients resume",
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -38,7 +38,7 @@ WORKER = (
     *("answer_prefix", "group_instance_id", "journal_ttl_s", "session_ttl_s", "max_request_bytes"),
     "traces",
 )
-HTTP = ("http_host", "http_port", "grpc_port", "api_keys_file")
+HTTP = ("http_host", "http_port", "grpc_port", "api_keys_file", "recent_log_mb")
 
 WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
 GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
