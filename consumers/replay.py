@@ -36,9 +36,12 @@ class LogReplay:
         targets: Mapping[int, int],
         recent: RecentLog,
         past: SharedPast,
+        *,
+        patience_s: float = 0.0,
     ) -> None:
         """`starts`: the first one is where to begin; the others are further back, each for the case
-        that the wanted request does not begin behind the one before.
+        that the wanted request does not begin behind the one before. `patience_s`: how long a live
+        event is waited for, which would make it needless to read from Kafka.
         """
         self.wanted = wanted
         self.next_offset, *further_back = map(dict, starts)
@@ -48,6 +51,7 @@ class LogReplay:
         self._found_bytes = 0
         self._noticed = asyncio.Event()
         self._problem: Exception | None = None
+        self._patience_s = patience_s
 
     async def stop(self) -> None:
         """Free what it holds. Safe to call twice."""
@@ -118,8 +122,18 @@ class LogReplay:
             if is_done():
                 return
             self._noticed.clear()
+            patience_s, self._patience_s = self._patience_s, 0.0
+            if patience_s and await self._comes_live(patience_s):
+                continue
             self._past.join(self)
             await self._wait()
+
+    async def _comes_live(self, patience_s: float) -> bool:
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._noticed.wait()
+        except TimeoutError:
+            return False
 
     async def _wait(self) -> None:
         while not self._noticed.is_set():
@@ -161,6 +175,8 @@ class LogReplay:
         return len(self._found) < MAX_EVENTS and self._found_bytes < MAX_BYTES
 
     def notice(self, problem: Exception | None = None) -> None:
-        """Wake the reader up: there are events, it is at an end, or `problem` ends it."""
+        """Wake the reader up: there are events, one came live, it is at an end, or `problem` ends
+        it.
+        """
         self._problem = self._problem or problem
         self._noticed.set()

@@ -21,6 +21,12 @@ CLOCK_SLACK_MS = 300_000
 LOOK_BACK_MS = (60_000, 600_000)
 """Most answers that are resumed began lately: only where they did not, more of the log is read."""
 
+FRESH_MS = 5_000
+FRESH_PATIENCE_S = 0.5
+"""A request of which the id was just made has most likely nothing in the log: its first event is
+waited for before Kafka is read for what could stand there by a clock that is wrong.
+"""
+
 IN_MEMORY_TIMEOUT_S = 1.0
 """Where brokers do not answer, what is in memory is given without asking for the log's start."""
 
@@ -101,6 +107,13 @@ class ReplayStart:
         return time_ms is not None and all(
             self._recent.covers_since(number, time_ms - CLOCK_SLACK_MS) for number in partitions
         )
+
+
+def patience_s(wanted: Wanted) -> float:
+    """How long a reader from the beginning waits for a live event before Kafka is read."""
+    begun_ms = _begun_ms(wanted)
+    fresh = begun_ms is not None and begun_ms > time.time_ns() // 1_000_000 - FRESH_MS
+    return FRESH_PATIENCE_S if fresh else 0.0
 
 
 def _begun_ms(wanted: Wanted) -> int | None:

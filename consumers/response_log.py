@@ -16,7 +16,7 @@ from headrace.consumers.log_bounds import LogBounds
 from headrace.consumers.log_event import LogEvent, Wanted
 from headrace.consumers.recent_log import RecentLog
 from headrace.consumers.replay import LogReplay
-from headrace.consumers.replay_start import REACH_TIMEOUT_S, ReplayStart
+from headrace.consumers.replay_start import REACH_TIMEOUT_S, ReplayStart, patience_s
 from headrace.consumers.shared_past import SharedPast
 from headrace.consumers.subscription import SlowReaderError, Subscription
 from headrace.consumers.waiting_requests import WaitingRequests
@@ -202,6 +202,8 @@ class ResponseLog:
         ):
             for subscription in groups.get((event.tenant, name), ()):
                 subscription.offer(event)
+                if isinstance(subscription.replay, LogReplay):
+                    subscription.replay.notice()  # it may make reading the past needless
 
     def _end_cut_off(self, partition: int) -> None:
         """End who may have missed something: the log lost it before it was read."""
@@ -234,9 +236,16 @@ class ResponseLog:
     async def _begin_early(self, subscription: Subscription) -> None:
         self.check_running()
         wanted = subscription.wanted
-        self._join(subscription, await self._start.early(wanted, self._home_of(wanted)))
+        starts = await self._start.early(wanted, self._home_of(wanted))
+        self._join(subscription, starts, patience_s=patience_s(wanted))
 
-    def _join(self, subscription: Subscription, starts: list[dict[int, int]]) -> LogReplay:
+    def _join(
+        self,
+        subscription: Subscription,
+        starts: list[dict[int, int]],
+        *,
+        patience_s: float = 0.0,
+    ) -> LogReplay:
         """From now on live; before that from `starts`. NOTE: in one step, so that no event is
         between.
         """
@@ -246,7 +255,14 @@ class ResponseLog:
         subscription.move_targets = lambda: targets.update(
             {number: self._reader.positions[number] for number in targets}
         )
-        replay = LogReplay(subscription.wanted, starts, targets, self._recent, self._past)
+        replay = LogReplay(
+            subscription.wanted,
+            starts,
+            targets,
+            self._recent,
+            self._past,
+            patience_s=patience_s,
+        )
         subscription.replay = replay
         return replay
 

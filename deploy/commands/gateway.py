@@ -8,14 +8,14 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any
 
 import structlog
 import typer
 import uvicorn
 
+from headrace.consumers.first_done import until_first_done
 from headrace.consumers.gateway import build_app, check_bind
 from headrace.consumers.grpc_server import GrpcServer
 from headrace.consumers.lag_watch import LagWatch
@@ -64,7 +64,6 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
 
     Raises: UnavailableError when Kafka does not answer at the start.
     """
-    stop = asyncio.Event()
     lag = LagWatch(settings)
     log = ResponseLog(settings, on_event=lag.on_event)
     requests = RequestProducer(settings, source="headrace/gateway")
@@ -73,9 +72,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     server = _Server(config)
 
     def on_signal() -> None:
-        server.force_exit = stop.is_set()
+        server.force_exit = server.should_exit
         server.should_exit = True
-        stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -83,17 +81,22 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     async with AsyncExitStack() as stack:
         for part in (requests, log, lag):
             stack.push_async_callback(part.stop)
-            if not await _unless(stop, part.start()):
-                return
-        host, port = listener.getsockname()[:2]
-        _log.info("gateway.listening", host=host, port=port)
-        if settings.grpc_port is not None:
-            grpc_server = GrpcServer(app.state.gateway)
-            stack.push_async_callback(grpc_server.stop)
-            port = await grpc_server.start(settings.http_host, settings.grpc_port)
-            _log.info("gateway.grpc_listening", host=host, port=port)
-        _collect_less()
-        await server.serve(sockets=[listener])
+
+        async def run_parts() -> None:
+            """Until it is cancelled; before they run, every way in says try again."""
+            for part in (requests, log, lag):
+                await part.start()
+            host, port = listener.getsockname()[:2]
+            _log.info("gateway.listening", host=host, port=port)
+            if settings.grpc_port is not None:
+                grpc_server = GrpcServer(app.state.gateway)
+                stack.push_async_callback(grpc_server.stop)
+                port = await grpc_server.start(settings.http_host, settings.grpc_port)
+                _log.info("gateway.grpc_listening", host=host, port=port)
+            _collect_less()
+            await asyncio.Event().wait()
+
+        await until_first_done(server.serve(sockets=[listener]), run_parts())
     _log.info("gateway.stopped")
 
 
@@ -111,22 +114,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `serve`."""
         yield
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`; False, with `work` cancelled, if `stop` is set before it ends."""
-    doing, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({doing, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopped.cancel()
-        if not doing.done():
-            doing.cancel()
-            await asyncio.wait({doing})
-    if doing.cancelled():
-        return False
-    doing.result()
-    return True
 
 
 def listening(host: str, port: int) -> socket.socket:

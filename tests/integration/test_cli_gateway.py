@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE, Process
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -82,11 +83,14 @@ async def test_a_signal_stops_it_with_exit_code_0(
 
 
 async def test_a_signal_while_it_waits_for_kafka_stops_it() -> None:
-    """Nobody has to wait for the connect timeout."""
+    """Nobody has to wait for the connect timeout; meanwhile it says that it is not ready."""
     settings = load_settings(kafka="127.0.0.1:1", http_port=free_port())
     process = await gateway(settings)
     assert process.stderr is not None
     assert b"Unable connect" in await process.stderr.readline()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.http_port}") as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(5):
         await process.communicate()

@@ -299,3 +299,28 @@ async def test_memory_serves_while_the_brokers_are_away(
         cursor = str(Cursor(*places[2]))
         reader = await stack.enter_async_context(log.follow(session_id="s1", cursor=cursor))
         assert await numbers(reader, 2) == [3, 4]
+
+
+async def test_an_answer_that_begins_ends_the_search_for_an_older_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id that its client chose may have been answered before; but once its first event comes
+    live, the reader has it at once, however much of the past was not read.
+    """
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("headrace.consumers.shared_past.open_consumer", never)
+    await write(settings, answer("other", "s1", ["x"] * 3))  # a past, which nobody can read
+    async with (
+        gateway(settings) as log,
+        log.follow(request_id="mine", session_id="s1", from_start=True) as reader,
+    ):
+        waiting = asyncio.create_task(numbers(reader, 3))
+        async with asyncio.timeout(10):
+            while not log.num_readers_of_the_past:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        await write(settings, answer("mine", "s1", ["x"] * 3))
+        assert await waiting == [0, 1, 2]
+        assert log.num_readers_of_the_past == 0

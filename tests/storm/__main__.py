@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,7 @@ def main(
     """
     plan = Plan(seed, clients, rounds, words, seconds, gateways)
     folder = Path(tempfile.mkdtemp(prefix="headrace-storm-"))
+    logging.basicConfig(filename=folder / "clients.log", format="%(asctime)s %(name)s %(message)s")
     kafka = EmbeddedKafka(folder / "kafka")
     kafka.start()
 

@@ -122,6 +122,8 @@ class Client:
             times.live_s = now_s - since_s
         elif frame["type"] == "event":
             self._take_event(frame, times)
+        elif frame["error"]["code"] == "overloaded":
+            raise ConnectionError(frame["error"]["message"])
         else:
             self._wrong(f"{times.way}: {frame}")
             self.done.set()
