@@ -26,6 +26,7 @@ def gateway_families() -> list[Metric]:
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     metrics.watch_log(lambda: 0, lambda: 0)
+    metrics.watch_past(lambda: 0, lambda: 0)
     metrics.watch_lag(LagWatch(Settings()))
     return list(registry.collect())
 
