@@ -24,8 +24,21 @@ class Generate(_Frame):
     type: Literal["generate"]
 
 
+def _given(**kinds: str) -> dict[str, Any]:
+    """A JSON schema: these fields are there, and not null."""
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    return {"properties": properties, "required": list(properties)}
+
+
 class Subscribe(_Frame):
     """Follow a session or a request. A request without a place is followed from its start."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [_given(session_id="string"), _given(request_id="string")],
+            "not": _given(cursor="string", starting_after="integer"),
+        }
+    )
 
     type: Literal["subscribe"]
     session_id: Identifier | None = None

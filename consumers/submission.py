@@ -5,9 +5,9 @@ Owns ids and defaults that only a gateway sets (contract §2, §8). Sans I/O; th
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from headrace.schemas.errors import ErrorCode, RequestError
 from headrace.schemas.request import GenerationRequest, Identifier, validate_request
@@ -25,7 +25,7 @@ class CallOptions(WireModel):
     """Said to the gateway, of no meaning to a worker."""
 
     background: bool = False
-    n: Literal[1] = 1
+    n: int = Field(1, ge=1, le=1)
     stream_options: StreamOptions = StreamOptions()
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_TRACE = ("traceparent", "tracestate", "baggage")
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 _TRACE_MAX_BYTES = 8192
 """W3C's own limit of `baggage`; a longer value would be copied into every event."""
 
@@ -53,5 +53,5 @@ def cloud_event_headers(
 
 def trace_headers(headers: Headers) -> list[tuple[str, bytes]]:
     """What a response event hands on of its request's trace context."""
-    found = ((name, (header_text(headers, name) or "").encode("utf-8")) for name in _TRACE)
+    found = ((name, (header_text(headers, name) or "").encode("utf-8")) for name in TRACE_HEADERS)
     return [(name, value) for name, value in found if 0 < len(value) <= _TRACE_MAX_BYTES]

@@ -1,14 +1,11 @@
 """JSON Schema (2020-12) of every record value, for programs that are not ours.
 
 Request and control come from the models that decode them; the response events, which we only
-write, are described here by hand. Copies stand in `docs/schemas/`:
-
-    python -m headrace.schemas.json_schema docs/schemas
+write, are described here by hand. `headrace.deploy.documents` writes
+the copies in `docs/schemas/`.
 """
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -40,13 +37,6 @@ def schemas() -> dict[str, Schema]:
         "completed": _named(EventType.COMPLETED, _completed()),
         "failed": _named(EventType.FAILED, _failed()),
     }
-
-
-def write(folder: Path) -> None:
-    """Write every schema to `folder`; the same schemas give the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in schemas().items():
-        (folder / f"{name}.json").write_text(file_text(schema), encoding="utf-8")
 
 
 def file_text(schema: Schema) -> str:
@@ -160,9 +150,3 @@ def _failed() -> Schema:
         "error": error,
     }
     return {"description": "The last event of a generation that failed."} | _object(properties)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m headrace.schemas.json_schema FOLDER")
-    write(Path(sys.argv[1]))
