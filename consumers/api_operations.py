@@ -28,6 +28,10 @@ _SESSION = parameter(
     "session_id", "query", "where to look; else everywhere", {"type": "string", "maxLength": 512}
 )
 
+_STREAM = (
+    "with `stream: true`; an ErrorAnswer where the answer breaks off; the last one is `[DONE]`"
+)
+
 _HELLO = {"messages": [{"role": "user", "content": "Where does the Thames end?"}]}
 
 CHAT = Operation(
@@ -45,8 +49,8 @@ CHAT = Operation(
     answer=ChatCompletion,
     errors=_GENERATING,
     names_ignored=True,
-    stream="with `stream: true`: each `data:` is a ChatCompletionChunk or, if the answer breaks "
-    "off, an ErrorAnswer; the last is `[DONE]`",
+    stream=("ChatCompletionChunk", "ErrorAnswer"),
+    stream_about=_STREAM,
 )
 TEXT = Operation(
     "POST",
@@ -59,8 +63,8 @@ TEXT = Operation(
     answer=TextCompletion,
     errors=_GENERATING,
     names_ignored=True,
-    stream="with `stream: true`: each `data:` is a TextCompletionChunk or, if the answer breaks "
-    "off, an ErrorAnswer; the last is `[DONE]`",
+    stream=("TextCompletionChunk", "ErrorAnswer"),
+    stream_about=_STREAM,
 )
 MODELS = Operation(
     "GET", "/v1/models", "The models that answer here", "openai", answer=ModelList, errors=_AUTH
@@ -77,6 +81,8 @@ MODEL = Operation(
 
 _REQUEST = parameter("request_id", "path", "the request's id", IDENTIFIER)
 
+_CURSOR = {"type": "string", "pattern": r"^(c1\.[0-9]{1,9}\.[0-9]{1,18})?$"}
+
 EVENTS = Operation(
     "GET",
     "/v1/requests/{request_id:path}/events",
@@ -91,11 +97,11 @@ EVENTS = Operation(
             "the last sequence number that the reader has; -1 for none",
             {"type": "integer", "minimum": -1, "maximum": 10**17},
         ),
-        parameter("cursor", "query", "the `id:` of the last event", {"type": "string"}),
-        parameter("Last-Event-ID", "header", "the same, as browsers send it", {"type": "string"}),
+        parameter("cursor", "query", "the `id:` of the last event", _CURSOR),
+        parameter("Last-Event-ID", "header", "the same, as browsers send it", _CURSOR),
     ],
-    stream="each `data:` is a response event (chunk.json, completed.json, failed.json), each `id:` "
-    "a cursor; an error that ends the stream is an `event: error`",
+    stream=("chunk", "completed", "failed", "ErrorAnswer"),
+    stream_about="each event's `id` is a cursor; an `event: error` ends the stream before its end",
     errors=(400, *_AUTH, 404, 410, 503),
     empty="there is nothing more to read",
 )

@@ -6,7 +6,6 @@ bounded and strict reader (`bodies.py`). The WebSocket stands in `asyncapi.py`.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -21,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 from headrace.consumers.http_calls import IGNORED_FIELDS, REQUEST_ID
 from headrace.consumers.openai_answers import ChatCompletionChunk, ErrorAnswer, TextCompletionChunk
 from headrace.consumers.submission import CallOptions, CancelCall
-from headrace.schemas.json_schema import Schema, null_is_absent
+from headrace.schemas.json_schema import Schema, null_is_absent, schemas
 from headrace.schemas.request import MAX_ID_CHARS, GenerationRequest
+from headrace.schemas.topic_channels import hoisted
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -34,6 +34,20 @@ _ABOUT = """\
 Language models as a durable Kafka stream, behind OpenAI's HTTP API. Unknown fields of a body are
 ignored and named in `headrace-ignored-fields`. Without `HEADRACE_API_KEYS_FILE` no key is asked
 for. The WebSocket `/v1/stream` is described in `asyncapi.json`."""
+
+_ABOUT_STATUS = {
+    200: "as asked",
+    202: "taken",
+    400: "the call is not valid; `param` names the field",
+    401: "no API key, or one that is not known",
+    404: "there is no such model or request",
+    410: "`resume_gap`: events of the request are gone from the log",
+    413: "the body is too large",
+    429: "`rate_limited`: too much, or too many calls at once",
+    500: "the generation failed; the code says why",
+    503: "`overloaded`, or not ready: try again",
+    504: "`expired`: not begun within `ttl_ms`",
+}
 
 _SECURITY: Schema = {
     "ApiKey": {"type": "http", "scheme": "bearer", "description": "a key of HEADRACE_API_KEYS_FILE"}
@@ -54,7 +68,8 @@ class Operation:
     """One route, and what the document says of it.
 
     `body`: a component's name. `errors`: statuses with an error body; `also`: others. `stream`:
-    what its server-sent events are. `empty`: what an answer 204 means.
+    components that its server-sent events hold, `stream_about` in words. `empty`: what an answer
+    204 means.
     """
 
     method: str
@@ -72,7 +87,8 @@ class Operation:
     is_open: bool = False
     """Whether it is served without a key."""
     names_ignored: bool = False
-    stream: str | None = None
+    stream: Sequence[str] = ()
+    stream_about: str = ""
     empty: str | None = None
 
 
@@ -90,7 +106,7 @@ class ApiRoute(APIRoute):
             response_model=operation.answer,
             response_class=_response_class(operation),
             status_code=operation.status,
-            response_description=HTTPStatus(operation.status).phrase,
+            response_description=_ABOUT_STATUS[operation.status],
             responses=_other_answers(operation),
             openapi_extra=_extra(operation),
         )
@@ -125,7 +141,7 @@ class DocumentedApp(FastAPI):
         if self.openapi_schema is None:
             found = super().openapi()
             components = found.setdefault("components", {})
-            parts = components.get("schemas", {}) | body_schemas() | chunk_schemas()
+            parts = components.get("schemas", {}) | body_schemas() | stream_schemas()
             components["schemas"] = dict(sorted(parts.items()))
             components["securitySchemes"] = _SECURITY
         return super().openapi()
@@ -142,14 +158,18 @@ def body_schemas() -> dict[str, Schema]:
     return found
 
 
-def chunk_schemas() -> dict[str, Schema]:
-    """The components of streams."""
+def stream_schemas() -> dict[str, Schema]:
+    """The components of streams: chunks as OpenAI has them, and the events themselves."""
     models: list[tuple[type[BaseModel], Literal["serialization"]]] = [
         (ChatCompletionChunk, "serialization"),
         (TextCompletionChunk, "serialization"),
     ]
     _, found = models_json_schema(models, ref_template=_REF)
-    return dict(found["$defs"])
+    parts = dict(found["$defs"])
+    events = {name: schemas()[name] for name in ("chunk", "completed", "failed")}
+    for name, schema in events.items():
+        parts |= hoisted(name, schema)
+    return parts
 
 
 def _call(schema: Schema, options: Schema, kind: str) -> Schema:
@@ -173,8 +193,8 @@ def _extra(operation: Operation) -> Schema:
     if operation.names_ignored:
         headers[IGNORED_FIELDS] = _IGNORED_HEADER
     responses: dict[str, Schema] = {str(operation.status): {"headers": headers}}
-    if operation.stream is not None:
-        schema = {"type": "string", "description": operation.stream}
+    if operation.stream:
+        schema = _server_sent_event(operation)
         responses[str(operation.status)]["content"] = {"text/event-stream": {"schema": schema}}
     if operation.empty is not None:
         responses["204"] = {"description": operation.empty}
@@ -194,17 +214,33 @@ def _extra(operation: Operation) -> Schema:
     return found
 
 
+def _server_sent_event(operation: Operation) -> Schema:
+    """One event of a stream, as clients that read such streams see it."""
+    bodies = {"anyOf": [{"$ref": _REF.format(model=name)} for name in operation.stream]}
+    data = {"contentMediaType": "application/json", "contentSchema": bodies}
+    return {
+        "type": "object",
+        "description": operation.stream_about,
+        "properties": {
+            "data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]},
+            "id": {"type": "string"},
+            "event": {"type": "string"},
+        },
+        "required": ["data"],
+    }
+
+
 def _response_class(operation: Operation) -> type[Response]:
     """Says which content the document tells of, besides a stream's."""
     if operation.answer is not None:
         return JSONResponse
-    return PlainTextResponse if operation.stream is None else Response
+    return Response if operation.stream else PlainTextResponse
 
 
 def _other_answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
     models = dict.fromkeys(operation.errors, ErrorAnswer) | dict(operation.also)
     found: dict[int | str, dict[str, Any]] = {
-        status: {"model": model, "description": HTTPStatus(status).phrase}
+        status: {"model": model, "description": _ABOUT_STATUS[status]}
         for status, model in models.items()
     }
     for status in {429, 503} & set(operation.errors):

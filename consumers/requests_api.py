@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.consumers import api_operations as operations
 from headrace.consumers.bodies import read_body
 from headrace.consumers.context import Gateway
+from headrace.consumers.cursor import parse_cursor
 from headrace.consumers.errors_http import HttpError, as_request_error
 from headrace.consumers.generation import cancel, forget
 from headrace.consumers.http_calls import name_call
@@ -68,7 +69,7 @@ async def _cancel(gateway: Gateway, request: Request) -> Response:
     name_call(request, request_id)
     data = await read_body(request, gateway.settings.max_request_bytes)
     names = decode_object(data) if data else {}
-    names.setdefault("session_id", request.query_params.get("session_id") or None)
+    names.setdefault("session_id", _session_in_query(request))
     try:
         call = CancelCall.model_validate(names)
     except ValidationError as problem:
@@ -76,6 +77,23 @@ async def _cancel(gateway: Gateway, request: Request) -> Response:
     session_id = call.session_id or request_id
     await cancel(gateway, request_id, session_id, tenant=tenant)
     return JSONResponse({"request_id": request_id, "session_id": session_id}, 202)
+
+
+def _cursor(request: Request) -> str | None:
+    """The place to go on from: a browser that reconnects says a newer one than its URL."""
+    places = (request.headers.get("last-event-id"), request.query_params.get("cursor"))
+    given = [text for text in places if text]
+    for text in given:
+        parse_cursor(text)
+    return given[0] if given else None
+
+
+def _session_in_query(request: Request) -> str | None:
+    found = request.query_params.get("session_id") or None
+    if found is not None and len(found) > MAX_ID_CHARS:
+        text = f"must have at most {MAX_ID_CHARS} characters"
+        raise RequestError(ErrorCode.INVALID_VALUE, text, "session_id")
+    return found
 
 
 def _number(request: Request, name: str) -> int | None:
@@ -91,12 +109,12 @@ async def _events(gateway: Gateway, request: Request) -> Response:
     tenant = gateway.tenant_of(request)
     request_id = name_in_path(request, "request_id")
     name_call(request, request_id)
-    cursor = request.query_params.get("cursor") or request.headers.get("last-event-id")
+    cursor = _cursor(request)
     feed = RequestFeed(
         gateway.log,
         tenant=tenant,
         request_id=request_id,
-        session_id=request.query_params.get("session_id") or None,
+        session_id=_session_in_query(request),
         starting_after=None if cursor else _number(request, "starting_after"),
         cursor=cursor,
     )

@@ -53,7 +53,7 @@ async def stack(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[Stack]
     await log.start()
     try:
         async with ResponseWriter(settings) as events, ScriptedSink(events, WORDS) as sink:
-            app = build_app(settings, log, sink, bounds=Bounds(heartbeat_s=0.2, no_progress_s=1.0))
+            app = build_app(settings, log, sink, bounds=Bounds(heartbeat_s=0.7, no_progress_s=1.5))
             async with (
                 running(app, settings) as address,
                 httpx.AsyncClient(base_url=f"http://{address}", timeout=10) as http,
@@ -335,6 +335,8 @@ async def test_events_of_a_request_can_be_read_again_from_any_place(stack: Stack
     cursors = [item.removeprefix("id: ") for item in whole if isinstance(item, str)]
     assert await read(cursor=cursors[2]) == whole[6:]
     assert await read(headers={"Last-Event-ID": cursors[0]}) == whole[2:]
+    assert await read(headers={"Last-Event-ID": ""}) == whole
+    assert await read(cursor=cursors[0], headers={"Last-Event-ID": cursors[2]}) == whole[6:]
     url = "/v1/requests/r1/events"
     for params in ({"cursor": cursors[3]}, {"starting_after": "3"}):
         assert (await stack.http.get(url, params=params)).status_code == 204

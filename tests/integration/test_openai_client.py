@@ -383,6 +383,19 @@ async def test_one_key_is_one_answer(gateway: ScriptedGateway, streams: tuple[bo
     assert gateway.sink.cancelled == []
 
 
+async def test_a_key_is_found_whatever_session_its_first_call_was_in(
+    gateway: ScriptedGateway,
+) -> None:
+    """A second call without the session waited for events that nobody would write."""
+    key = f"k{uuid4().hex}"
+    async with gateway.client() as client:
+        for extra in ({"request_id": key, "session_id": "s1"}, {"request_id": key}):
+            answered = await client.chat.completions.create(
+                model=MODEL, messages=HI, extra_body=extra
+            )
+            assert answered.choices[0].message.content == TEXT
+
+
 async def test_too_many_calls_at_once_are_rate_limited(gateway: ScriptedGateway) -> None:
     """The gateway holds `max_open` calls; one more is told to come again, and can once one ends."""
     gateway.sink.silent = True
