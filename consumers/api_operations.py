@@ -10,6 +10,7 @@ from headrace.consumers.openai_answers import (
     TextCompletion,
 )
 from headrace.consumers.openapi import IDENTIFIER, Operation, parameter
+from headrace.schemas.request import MAX_ID_CHARS
 
 _AUTH = (401,)
 _WRITING = (400, *_AUTH, 413, 503)
@@ -19,13 +20,16 @@ _IDEMPOTENCY_KEY = parameter(
     "Idempotency-Key",
     "header",
     "the request's id where the body names none: a second call reads the first one's answer",
-    IDENTIFIER,
+    {"type": "string", "maxLength": MAX_ID_CHARS},
 )
 _TRACEPARENT = parameter(
     "traceparent", "header", "W3C trace context; handed on to every event", {"type": "string"}
 )
 _SESSION = parameter(
-    "session_id", "query", "where to look; else everywhere", {"type": "string", "maxLength": 512}
+    "session_id",
+    "query",
+    "where to look; else everywhere",
+    {"type": "string", "maxLength": MAX_ID_CHARS},
 )
 
 _STREAM = (

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from headrace.schemas.errors import ErrorCode, RequestError
-from headrace.schemas.request import GenerationRequest, Identifier, validate_request
+from headrace.schemas.request import MAX_ID_CHARS, GenerationRequest, Identifier, validate_request
 from headrace.schemas.request_id import new_request_id
 from headrace.schemas.wire import WireModel, refusal
 
@@ -70,6 +70,9 @@ def prepare(
     context is `replace`. The body's `tenant` is never believed. Raises: RequestError.
     """
     given = {name: value for name, value in body.items() if value is not None}
+    if idempotency_key and len(idempotency_key) > MAX_ID_CHARS:
+        text = f"must have at most {MAX_ID_CHARS} characters"
+        raise RequestError(ErrorCode.INVALID_VALUE, text, "Idempotency-Key")
     if idempotency_key and "request_id" not in given:
         given["request_id"] = idempotency_key
     request = validate_request(given)

@@ -1,6 +1,7 @@
 """OpenAI's own client against a gateway with a real worker behind it."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ import openai
 import pytest
 import pytest_asyncio
 from pydantic import BaseModel
+from websockets.asyncio.client import connect
 
 from headrace.consumers.gateway import build_app
+from headrace.consumers.kafka_reader import find_partitions, reading
 from headrace.consumers.response_log import ResponseLog
 from headrace.producers.request_producer import RequestProducer
+from headrace.schemas.headers import EventType
+from tests.documented_shapes import frame_problems, message_problems
 from tests.faults import settings_of
 from tests.pipeline import Pipeline, WorkerProcess, running_pipeline
 from tests.unit.consumers.running import running
@@ -33,6 +38,15 @@ LONG: dict[str, Any] = {
 }
 
 
+MESSAGES = {
+    EventType.REQUESTED.value: "request",
+    EventType.CHUNK.value: "chunk",
+    EventType.COMPLETED.value: "completed",
+    EventType.FAILED.value: "failed",
+    EventType.CONTROL.value: "control",
+}
+
+
 class Verdict(BaseModel):
     """A short answer, whatever the model would like to say."""
 
@@ -46,6 +60,7 @@ class Served:
 
     pipeline: Pipeline
     worker: WorkerProcess
+    address: str
     client: openai.AsyncOpenAI
     model: str
 
@@ -69,7 +84,7 @@ async def served(
                 ) as client,
             ):
                 (model,) = (await client.models.list()).data
-                yield Served(pipeline, worker, client, model.id)
+                yield Served(pipeline, worker, address, client, model.id)
         finally:
             await log.stop()
             await requests.stop()
@@ -124,7 +139,7 @@ async def test_a_parsed_answer_of_a_model(served: Served) -> None:
     chats = served.client.chat.completions
     call: dict[str, Any] = {"model": served.model, "extra_body": {"session_id": "s1"}}
     hi: Any = [{"role": "user", "content": "hi"}]
-    found = await chats.parse(**call, messages=hi, response_format=Verdict, max_tokens=60)
+    found = await chats.parse(**call, messages=hi, response_format=Verdict, max_tokens=400, seed=1)
     assert isinstance(found.choices[0].message.parsed, Verdict)
     again = await chats.create(**call, messages=hi, max_tokens=3)
     assert found.usage is not None
@@ -141,3 +156,43 @@ async def test_a_workers_refusals_through_the_client(served: Served) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         await completions.create(model="gpt-4o", prompt="x")
     assert unknown.value.code == "model_not_found"
+
+
+async def test_records_and_frames_are_as_the_document_says(served: Served) -> None:
+    """Every record of the four topics, and frames of each type in both directions, by AsyncAPI."""
+    topics = served.pipeline.settings.topics
+    frames: list[dict[str, Any]] = [
+        {"type": "ping"},
+        {"type": "generate", "prompt": "hi", "max_tokens": 2, "request_id": "w1"},
+        {"type": "subscribe", "request_id": "w1", "starting_after": -1},
+        {"type": "cancel", "request_id": "w1"},
+        {"type": "subscribe"},
+    ]
+    kinds: list[str] = []
+    async with connect(f"ws://{served.address}/v1/stream") as socket:
+        for frame in frames:
+            assert bool(frame_problems(frame)) == (frame == {"type": "subscribe"})
+            await socket.send(json.dumps(frame))
+        while set(kinds) != {"pong", "accepted", "event", "error"}:
+            sent = json.loads(await socket.recv())
+            assert frame_problems(sent) == []
+            kinds.append(sent["type"])
+    await served.client.delete("/sessions/s1", cast_to=object)
+    await served.pipeline.producer.send_and_wait(topics.requests, b"{", key=b"s2")
+    seen = dict.fromkeys((topics.requests, topics.responses, topics.control, topics.dlq), 0)
+    async with reading(served.pipeline.settings, max_partition_fetch_bytes=2**20) as consumer:
+        consumer.assign([part for topic in seen for part in await find_partitions(consumer, topic)])
+        await consumer.seek_to_beginning()
+        while not all(seen.values()):
+            for part, records in (await consumer.getmany(timeout_ms=200)).items():
+                seen[part.topic] += len(records)
+                for record in records:
+                    assert record_problems(record, is_dead=part.topic == topics.dlq) == []
+
+
+def record_problems(record: Any, *, is_dead: bool) -> list[str]:
+    headers = {name: value.decode() for name, value in record.headers}
+    if is_dead:
+        return message_problems("dead_letter", None, headers)
+    kind = headers.get("ce_type")
+    return message_problems(MESSAGES[kind], json.loads(record.value), headers) if kind else []
