@@ -385,6 +385,16 @@ async def test_a_request_can_be_cancelled_by_its_id(stack: Stack) -> None:
     answered = await stack.http.post("/v1/requests/r2/cancel", json={"session_id": "s2"})
     assert answered.json()["session_id"] == "s2"
 
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"session_id":'
+        yield b'"s3"}'
+
+    answered = await stack.http.post("/v1/requests/r2/cancel", content=pieces())
+    assert answered.json()["session_id"] == "s3"
+    for bad in ({"json": {"session_id": 3}}, {"params": {"session_id": "x" * 513}}):
+        answered = await stack.http.post("/v1/requests/r2/cancel", **bad)  # type: ignore[arg-type]
+        assert (answered.status_code, answered.json()["error"]["param"]) == (400, "session_id")
+
 
 async def test_keys_decide_the_tenant(stack: Stack, tmp_path: Path) -> None:
     """401 without a known key; a tenant reads its own events only; pages of others are refused."""
