@@ -4,6 +4,7 @@ FastAPI writes it; endpoints stay plain functions of a request, because bodies a
 bounded and strict reader (`bodies.py`). The WebSocket stands in `asyncapi.py`.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -110,6 +111,8 @@ class ApiRoute(APIRoute):
             responses=_other_answers(operation),
             openapi_extra=_extra(operation),
         )
+        # an id may hold a line break, which a dot does not match by itself
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
     def get_route_handler(self) -> Any:
         """The endpoint itself."""

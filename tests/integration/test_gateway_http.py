@@ -382,6 +382,8 @@ async def test_a_request_can_be_cancelled_by_its_id(stack: Stack) -> None:
         assert answered.status_code == 202
         assert answered.json() == {"request_id": "r/1", "session_id": "r/1"}
     assert of_kind(task.result())[-1]["choices"][0]["finish_reason"] == "cancelled"
+    answered = await stack.http.post("/v1/requests/r%0A%2F/cancel")
+    assert answered.json()["request_id"] == "r\n/"
     answered = await stack.http.post("/v1/requests/r2/cancel", json={"session_id": "s2"})
     assert answered.json()["session_id"] == "s2"
 
@@ -392,7 +394,7 @@ async def test_a_request_can_be_cancelled_by_its_id(stack: Stack) -> None:
     answered = await stack.http.post("/v1/requests/r2/cancel", content=pieces())
     assert answered.json()["session_id"] == "s3"
     for bad in ({"json": {"session_id": 3}}, {"params": {"session_id": "x" * 513}}):
-        answered = await stack.http.post("/v1/requests/r2/cancel", **bad)  # type: ignore[arg-type]
+        answered = await stack.http.post("/v1/requests/r2/cancel", **bad)
         assert (answered.status_code, answered.json()["error"]["param"]) == (400, "session_id")
 
 
