@@ -1,11 +1,12 @@
-"""What every way into the gateway shares: settings, log, sink, keys, bounds, metrics."""
+"""What every way into the gateway shares: settings, log, sink, keys, admission, bounds, metrics."""
 
-import asyncio
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from headrace.consumers.auth import ApiKeys, bearer, check_origin
+from headrace.consumers.admission import Admission
+from headrace.consumers.api_keys import ApiKeys
+from headrace.consumers.auth import bearer, check_origin
 from headrace.consumers.gateway_metrics import GatewayMetrics
 from headrace.consumers.request_sink import RequestSink
 from headrace.consumers.response_log import ResponseLog
@@ -31,7 +32,14 @@ class Bounds:
     """For Kafka to take a request: longer than a leader election."""
 
     max_open: int = 1_000
-    """Generations that one gateway follows for HTTP calls at once; more are `rate_limited`."""
+    """Generations that one gateway follows for HTTP calls at once; more are `rate_limited`. With
+    API keys one tenant has half of them at most.
+    """
+
+    max_sockets: int = 20_000
+    """WebSockets of one gateway at once, well below 64 Ki file handles; of these, too, one tenant
+    has half at most.
+    """
 
     max_feeds: int = 100
     """Subscriptions and generations of one socket at once."""
@@ -47,16 +55,14 @@ class Gateway:
     keys: ApiKeys
     metrics: GatewayMetrics
     bounds: Bounds
-    slots: asyncio.Semaphore
-    """One for each generation that an HTTP call may follow."""
+    admission: Admission
 
     allow_query_key: bool = False
 
     def check_page(self, connection: HTTPConnection) -> None:
         """Refuse foreign browser pages. Raises: RequestError `unauthorized`."""
         headers = connection.headers
-        keyless = self.keys.tenants is None
-        check_origin(headers.get("origin"), headers.get("host"), keyless=keyless)
+        check_origin(headers.get("origin"), headers.get("host"), keyless=self.keys.keyless)
 
     def tenant_of(self, connection: HTTPConnection) -> str:
         """The caller's tenant. Raises: RequestError `unauthorized`."""

@@ -4,7 +4,6 @@ Wires the parts together and does nothing else. The caller starts and stops the 
 the watch of the lag.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -16,7 +15,9 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from headrace.consumers import api_operations as operations
-from headrace.consumers.auth import SUBPROTOCOL, check_bind, key_of_subprotocols, load_api_keys
+from headrace.consumers.admission import Admission
+from headrace.consumers.api_keys import ApiKeys, load_key_table
+from headrace.consumers.auth import SUBPROTOCOL, bearer, check_bind, key_of_subprotocols
 from headrace.consumers.bodies import trace_of
 from headrace.consumers.context import Bounds, Gateway
 from headrace.consumers.errors_http import (
@@ -28,13 +29,15 @@ from headrace.consumers.errors_http import (
 from headrace.consumers.gateway_metrics import GatewayMetrics
 from headrace.consumers.http_calls import HttpCalls
 from headrace.consumers.lag_watch import LagWatch
+from headrace.consumers.open_calls import OpenCalls
 from headrace.consumers.openai_api import openai_routes
 from headrace.consumers.openapi import ApiRoute, DocumentedApp
 from headrace.consumers.page_files import page_routes
+from headrace.consumers.rate_limits import Limits
 from headrace.consumers.request_sink import RequestSink
 from headrace.consumers.requests_api import request_routes
 from headrace.consumers.response_log import ResponseLog
-from headrace.consumers.socket_protocol import WIRE, SocketProtocol
+from headrace.consumers.socket_protocol import KEY_REVOKED, WIRE, SocketProtocol
 from headrace.consumers.websocket import SocketSession
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import Settings
@@ -65,14 +68,23 @@ def build_app(
     if lag is not None:
         metrics.watch_lag(lag)
     bounds = bounds or Bounds()
+    default_limits = Limits(settings.rate_limit_requests, settings.rate_limit_tokens)
+    keys = ApiKeys(load_key_table(settings.api_keys_file), limits=default_limits)
+    admission = Admission(
+        keys.limits_of,
+        metrics,
+        calls=_bounded("generations", bounds.max_open, keys),
+        sockets=_bounded("WebSockets", bounds.max_sockets, keys),
+    )
+    log.show(admission.see)
     gateway = Gateway(
         settings=settings,
         log=log,
         sink=requests,
-        keys=load_api_keys(settings.api_keys_file),
+        keys=keys,
         metrics=metrics,
         bounds=bounds,
-        slots=asyncio.Semaphore(bounds.max_open),
+        admission=admission,
         allow_query_key=allow_query_key,
     )
     routes: list[BaseRoute] = [
@@ -93,6 +105,12 @@ def build_app(
     )
     app.state.gateway = gateway
     return app
+
+
+def _bounded(what: str, max_open: int, keys: ApiKeys) -> OpenCalls:
+    """One tenant of several may have half."""
+    share = max_open if keys.keyless else max(1, max_open // 2)
+    return OpenCalls(what, max_open=max_open, max_per_tenant=share)
 
 
 def _health_routes(gateway: Gateway) -> list[ApiRoute]:
@@ -119,24 +137,39 @@ def _health_routes(gateway: Gateway) -> list[ApiRoute]:
 def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]:
     async def endpoint(socket: WebSocket) -> None:
         offered = socket.scope.get("subprotocols", [])
+        sockets = gateway.admission.sockets
         try:
-            tenant = _socket_tenant(gateway, socket, offered)
+            gateway.check_page(socket)
+            key = _socket_key(gateway, socket, offered)
+            tenant = gateway.keys.tenant_of(key)
             gateway.log.check_running()
+            with gateway.admission.counted():
+                sockets.take(tenant)
         except HeadraceError as problem:
             await socket.send_denial_response(error_response(problem))
             return
-        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        try:
+            await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        except BaseException:
+            sockets.give_back(tenant)
+            raise
         wire: SocketProtocol = socket.scope["extensions"][WIRE]
-        wire.session = SocketSession(wire, trace_of(socket), gateway, tenant).run
+        session = SocketSession(wire, trace_of(socket), gateway, tenant)
+
+        async def run() -> None:
+            try:
+                with gateway.keys.watched(key, tenant, lambda: wire.let_go(KEY_REVOKED)):
+                    await session.run()
+            finally:
+                sockets.give_back(tenant)
+
+        wire.session = run
 
     return endpoint
 
 
-def _socket_tenant(gateway: Gateway, socket: WebSocket, offered: list[str]) -> str:
+def _socket_key(gateway: Gateway, socket: WebSocket, offered: list[str]) -> str | None:
     key = key_of_subprotocols(offered)
     if key is None and gateway.allow_query_key:
         key = socket.query_params.get("api_key")
-    if key is None:
-        return gateway.tenant_of(socket)
-    gateway.check_page(socket)
-    return gateway.keys.tenant_of(key)
+    return key or bearer(socket.headers.get("authorization"))

@@ -9,12 +9,13 @@ from headrace.consumers.lag_watch import LagWatch
 from headrace.schemas.metrics import PREFIX
 
 GRPC_METHODS = ("Stream", "Cancel")
+LIMITS = ("requests", "tokens", "open")
 EVENT_WAYS = ("openai", "sse", "websocket", "grpc")
 
 SLOW_REASONS = ("behind", "stalled", "silent")
 """Too much waited for the client; it took nothing; it left a ping unanswered."""
 
-CLOSE_REASONS = ("client", "shutdown", *SLOW_REASONS)
+CLOSE_REASONS = ("client", "shutdown", "revoked", *SLOW_REASONS)
 """Why WebSockets were closed."""
 
 ROUTES = {
@@ -44,7 +45,7 @@ def route_of(path: str) -> str:
 
 def close_reason(code: int) -> str:
     """The reason behind a close code that reached us before we closed the socket ourselves."""
-    return {1012: "shutdown", 1013: "silent"}.get(code, "client")
+    return {1008: "revoked", 1012: "shutdown", 1013: "silent"}.get(code, "client")
 
 
 class GatewayMetrics:
@@ -84,6 +85,22 @@ class GatewayMetrics:
         )
         for method in GRPC_METHODS:
             self.grpc_calls.labels(method, "OK")
+        self.rate_limited = Counter(
+            f"{PREFIX}gateway_rate_limited",
+            "calls and sockets refused for now, by the limit that was reached",
+            ["limit"],
+            registry=registry,
+        )
+        for limit in LIMITS:
+            self.rate_limited.labels(limit)
+        self.key_readings = Counter(
+            f"{PREFIX}gateway_key_readings",
+            "readings of the API keys file that changed the keys, or found it broken",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("changed", "failed"):
+            self.key_readings.labels(result)
         self.slow_readers = Counter(
             f"{PREFIX}gateway_slow_readers",
             "clients let go because they fell behind",

@@ -52,10 +52,9 @@ class Generation:
         """Raises: RequestError `rate_limited`; UnavailableError. Cancel: the request is cancelled
         too.
         """
-        if self._gateway.slots.locked():
-            text = f"{self._gateway.bounds.max_open} generations are followed already; try again"
-            raise RequestError(ErrorCode.RATE_LIMITED, text)
-        await self._gateway.slots.acquire()
+        admission = self._gateway.admission
+        with admission.counted():
+            admission.calls.take(self._tenant)
         self._gateway.metrics.open_generations.inc()
         try:
             await self._feed.__aenter__()
@@ -82,7 +81,7 @@ class Generation:
             await self._close()
 
     async def _close(self) -> None:
-        self._gateway.slots.release()
+        self._gateway.admission.calls.give_back(self._tenant)
         self._gateway.metrics.open_generations.dec()
         await self._feed.__aexit__()
 
@@ -120,9 +119,16 @@ class Generation:
 async def submit(
     gateway: Gateway, call: Submission, *, tenant: str, trace: Sequence[tuple[str, bytes]]
 ) -> None:
-    """Produce `call` within the bound. Raises: UnavailableError."""
-    writing = gateway.sink.submit(call.body, tenant=tenant, session_id=call.session_id, trace=trace)
-    await _written(gateway, "request", writing)
+    """Charge the tenant and produce `call` within the bound; every way in ends here.
+
+    Raises: RateLimitedError; RequestError where the tenant's limits never let it in;
+    UnavailableError. Cancel: the charge stays, for the request may be written.
+    """
+    with gateway.admission.charged(tenant, call):
+        writing = gateway.sink.submit(
+            call.body, tenant=tenant, session_id=call.session_id, trace=trace
+        )
+        await _written(gateway, "request", writing)
 
 
 async def cancel(gateway: Gateway, request_id: str, session_id: str, *, tenant: str) -> None:

@@ -5,7 +5,7 @@ that a client that was cut off can read on; any other has a fresh name.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
@@ -40,6 +40,11 @@ def name_call(request: Request, request_id: str, *, ignored: Sequence[str] = ())
     request.scope["headrace.headers"] = named
 
 
+def tell_later(request: Request, headers: Callable[[], Mapping[str, str]]) -> None:
+    """Have the answer to `request` carry `headers()`, as they are when it begins."""
+    request.scope["headrace.late_headers"] = headers
+
+
 class HttpCalls:
     """Middleware: counts HTTP answers by route and status, and sets the headers of this module."""
 
@@ -56,6 +61,7 @@ class HttpCalls:
                 self._metrics.http_requests.labels(route, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers.update(scope.get("headrace.headers") or {REQUEST_ID: new_request_id()})
+                headers.update(scope.get("headrace.late_headers", dict)())
             await send(message)
 
         await self._app(scope, receive, finishing)

@@ -44,8 +44,11 @@ def work_of(value: bytes | None) -> Work:
         body = orjson.loads(value or b"")
     except orjson.JSONDecodeError:
         return NO_WORK
-    if not isinstance(body, dict):
-        return NO_WORK
+    return work_in(body) if isinstance(body, dict) else NO_WORK
+
+
+def work_in(body: dict[str, Any]) -> Work:
+    """The work that a request's body asks for; NO_WORK where it is none."""
     num_chars = _prompt_chars(body)
     if num_chars is None:
         return NO_WORK

@@ -13,7 +13,7 @@ from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error, failed_error
 from headrace.consumers.first_done import until_first_done
 from headrace.consumers.generation import Generation
-from headrace.consumers.http_calls import name_call
+from headrace.consumers.http_calls import name_call, tell_later
 from headrace.consumers.openai_form import ChunkForm, WholeForm
 from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.sse import DONE, KEEP_ALIVE, begin_stream, sse_data, until_left
@@ -71,6 +71,7 @@ async def _complete(gateway: Gateway, request: Request, *, chat: bool) -> Respon
     _check_kind(body, chat=chat)
     call = prepare(body, tenant=tenant, idempotency_key=request.headers.get("idempotency-key"))
     name_call(request, call.request_id, ignored=call.ignored)
+    tell_later(request, lambda: gateway.admission.headers(tenant))
     streamed = is_streamed(body)
     call.body["stream"] = streamed
     generation = Generation(gateway, call, tenant=tenant, trace=trace_of(request))

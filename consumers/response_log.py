@@ -43,7 +43,8 @@ class ResponseLog:
         self, settings: Settings, *, on_event: Callable[[LogEvent], None] | None = None
     ) -> None:
         """`on_event`: is shown every live event, whoever reads."""
-        self._settings, self._on_event = settings, on_event
+        self._settings = settings
+        self._listeners = [] if on_event is None else [on_event]
         self._recent = RecentLog(settings.recent_log_mb * 2**20)
         self._reader = LiveReader(
             settings, self._hand_out, recent=self._recent, on_cut=self._end_cut_off
@@ -55,6 +56,10 @@ class ResponseLog:
         self._by_session: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
         self._by_request: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
+
+    def show(self, on_event: Callable[[LogEvent], None]) -> None:
+        """Show `on_event`, too, every live event from now on."""
+        self._listeners.append(on_event)
 
     @property
     def ready(self) -> bool:
@@ -194,8 +199,8 @@ class ResponseLog:
             del self._by_session[wanted.tenant, wanted.session_id or ""]
 
     def _hand_out(self, event: LogEvent) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
+        for listener in self._listeners:
+            listener(event)
         for groups, name in (
             (self._by_session, event.session_id),
             (self._by_request, event.request_id),

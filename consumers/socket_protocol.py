@@ -21,6 +21,9 @@ from headrace.schemas.errors import HeadraceError
 WIRE = "headrace.wire"
 """The ASGI extension under which an application finds the `SocketProtocol` of its socket."""
 
+KEY_REVOKED = 1008
+"""The close code where the socket's API key was taken away: a policy was violated."""
+
 TRY_AGAIN_LATER = 1013
 """The close code of contract §8: this client fell behind, and may resume by cursor."""
 

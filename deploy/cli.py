@@ -34,6 +34,7 @@ COMMANDS = {
     "cancel": ("cancel", "End a generation early"),
     "models": ("models", "List and fetch models"),
     "sessions": ("sessions", "Forget a conversation"),
+    "keys": ("keys", "Make API keys"),
     "dlq": ("dlq", "Look at dead letters, and ask them again"),
     "dump": ("dump", "Write requests and their answers to a file"),
     "restore": ("restore", "Write a dump back into topics"),

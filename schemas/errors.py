@@ -3,7 +3,8 @@
 HeadraceError
 ├── SettingsError            a HEADRACE_* variable or flag is unknown or bad (exit code 2)
 ├── RequestError             a request is refused: it becomes a `failed` event
-│   └── UndecodableError     the record holds no request: it goes to the dead-letter topic too
+│   ├── UndecodableError     the record holds no request: it goes to the dead-letter topic too
+│   └── RateLimitedError     a tenant has used up what it may; it says when to come again
 └── UnavailableError         Kafka or Redis gave no answer in time; trying again may help
 """
 
@@ -61,7 +62,7 @@ class RequestError(HeadraceError):
     def __str__(self) -> str:
         return self.message if self.param is None else f"{self.param}: {self.message}"
 
-    def body(self) -> dict[str, str | None]:
+    def body(self) -> dict[str, Any]:
         """The `error` object of a `failed` event and of an HTTP error, in OpenAI's form."""
         kind = "server_error" if self.code in _SERVER_SIDE else "invalid_request_error"
         return {
@@ -93,6 +94,25 @@ class UndecodableError(RequestError):
         super().__init__(ErrorCode.INVALID_JSON, message)
         self.args = (message, request_id)  # what pickle and copy call this class with
         self.request_id = request_id
+
+
+class RateLimitedError(RequestError):
+    """A tenant has used up what it may have for now; trying again after `retry_after_s` helps.
+
+    `limit` names which of its limits.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, retry_after_s: int, limit: str) -> None:
+        text = f"{message}; try again in {retry_after_s} s"
+        super().__init__(ErrorCode.RATE_LIMITED, text)
+        self.args = (message, retry_after_s, limit)  # what pickle and copy call this class with
+        self.retry_after_s, self.limit = retry_after_s, limit
+
+    def body(self) -> dict[str, Any]:
+        """With `retry_after_s`: a WebSocket's frame has no header for it."""
+        return super().body() | {"retry_after_s": self.retry_after_s}
 
 
 class UnavailableError(HeadraceError):

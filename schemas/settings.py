@@ -75,7 +75,19 @@ class Settings(BaseSettings):
         None, ge=0, le=65535, description="port for gRPC beside HTTP; 0 = any free port, logged"
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="worker: 0 = any free port, logged")
-    api_keys_file: Path | None = None
+    api_keys_file: Path | None = Field(
+        None,
+        description='JSON file {"key": "tenant"}, read again when it changes; see docs/security.md',
+    )
+    rate_limit_requests: int | None = Field(
+        None, ge=1, description="requests that a tenant may send in a minute; default: no limit"
+    )
+    rate_limit_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens, of prompts and answers, that a tenant may use in a minute; "
+        "default: no limit",
+    )
     recent_log_mb: int = Field(
         64,
         ge=1,

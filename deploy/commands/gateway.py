@@ -16,8 +16,10 @@ import typer
 import uvicorn
 
 from headrace.consumers.first_done import until_first_done
+from headrace.consumers.context import Gateway
 from headrace.consumers.gateway import build_app, check_bind
 from headrace.consumers.grpc_server import GrpcServer
+from headrace.consumers.keys_watch import KeysWatch
 from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.server import build_server
@@ -79,12 +81,13 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     async with AsyncExitStack() as stack:
-        for part in (requests, log, lag):
+        parts: list[Any] = [requests, log, lag, *_watches(settings, app.state.gateway)]
+        for part in parts:
             stack.push_async_callback(part.stop)
 
         async def run_parts() -> None:
             """Until it is cancelled; before they run, every way in says try again."""
-            for part in (requests, log, lag):
+            for part in parts:
                 await part.start()
             host, port = listener.getsockname()[:2]
             _log.info("gateway.listening", host=host, port=port)
@@ -105,6 +108,12 @@ def _collect_less() -> None:
     gc.collect()
     gc.freeze()  # 250,000 objects that each would look through
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+
+
+def _watches(settings: Settings, gateway: Gateway) -> list[KeysWatch]:
+    """What keeps the keys as their file has them, where there is one."""
+    path = settings.api_keys_file
+    return [] if path is None else [KeysWatch(path, gateway.keys, gateway.metrics)]
 
 
 class _Server(uvicorn.Server):

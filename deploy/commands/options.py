@@ -38,7 +38,8 @@ WORKER = (
     *("answer_prefix", "group_instance_id", "journal_ttl_s", "session_ttl_s", "max_request_bytes"),
     "traces",
 )
-HTTP = ("http_host", "http_port", "grpc_port", "api_keys_file", "recent_log_mb")
+LIMITS = ("rate_limit_requests", "rate_limit_tokens")
+HTTP = ("http_host", "http_port", "grpc_port", "api_keys_file", "recent_log_mb", *LIMITS)
 
 WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
 GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")
@@ -57,7 +58,6 @@ _TEXTS = {
     "kv_to_redis": "whether KV state goes to Redis",
     "http_host": "address that the gateway listens on",
     "http_port": "port that the gateway listens on",
-    "api_keys_file": 'JSON file {"key": "tenant"}',
     "log_level": "least level that is logged",
     "log_format": "form of the log lines",
     "drain_timeout_s": "how long a stop may take",

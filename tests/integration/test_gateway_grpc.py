@@ -225,12 +225,12 @@ async def test_other_refusals_have_codes_of_their_own(stack: Stack) -> None:
 
 async def test_a_full_gateway_says_when_to_try_again(stack: Stack) -> None:
     """RESOURCE_EXHAUSTED with retry-after."""
-    bounds = stack.gateway.bounds
-    for _ in range(bounds.max_open):
-        await stack.gateway.slots.acquire()
+    calls, max_open = stack.gateway.admission.calls, stack.gateway.bounds.max_open
+    for _ in range(max_open):
+        calls.take("other")
     status, trailing = await status_of(stack.stub.Stream(ask()))
-    for _ in range(bounds.max_open):
-        stack.gateway.slots.release()
+    for _ in range(max_open):
+        calls.give_back("other")
     assert (status, trailing["headrace-code"]) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "rate_limited",
@@ -258,7 +258,7 @@ async def test_a_client_that_leaves_cancels_its_generation(stack: Stack, way: st
         await settled(lambda: stack.sink.cancelled == [request_id])
         await settled(lambda: stack.log.num_subscriptions == 0)
         await channel.close()
-    assert not stack.gateway.slots.locked()
+    assert stack.gateway.admission.calls.num_open == 0
 
 
 async def test_a_background_generation_outlives_its_call(stack: Stack) -> None:

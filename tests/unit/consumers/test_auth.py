@@ -1,55 +1,18 @@
-"""API keys, bind checks and browser origins."""
+"""Where a key stands, bind checks and browser origins."""
 
 import base64
-import hashlib
-import json
 from pathlib import Path
 
 import pytest
 
 from headrace.consumers.auth import (
-    ApiKeys,
     bearer,
     check_bind,
     check_origin,
     key_of_subprotocols,
-    load_api_keys,
 )
 from headrace.schemas.errors import RequestError, SettingsError
 from headrace.schemas.settings import Settings
-
-
-def keys_file(folder: Path, text: str) -> Path:
-    path = folder / "keys.json"
-    path.write_text(text)
-    return path
-
-
-def test_plain_and_hashed_keys_name_their_tenants(tmp_path: Path) -> None:
-    """Both forms stand side by side; a hash is no key."""
-    digest = hashlib.sha256(b"b").hexdigest()
-    keys = load_api_keys(keys_file(tmp_path, json.dumps({"a": "acme", f"sha256:{digest}": "bob"})))
-    assert (keys.tenant_of("a"), keys.tenant_of("b")) == ("acme", "bob")
-    for wrong in (None, "", "c", f"sha256:{digest}", "a ", "\ud800"):
-        with pytest.raises(RequestError):
-            keys.tenant_of(wrong)
-
-
-def test_without_a_file_everybody_is_default() -> None:
-    """A key that is sent all the same does no harm."""
-    assert ApiKeys(None).tenant_of(None) == load_api_keys(None).tenant_of("x") == "default"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"a":1}', '{"":"t"}', '{"sha256:12":"t"}', '{"a":""}']
-)
-def test_a_bad_keys_file_is_an_error_that_shows_no_key(tmp_path: Path, text: str) -> None:
-    """Found at start, not at the first call."""
-    with pytest.raises(SettingsError) as problem:
-        load_api_keys(keys_file(tmp_path, text))
-    assert "sha256:12" not in str(problem.value)
-    with pytest.raises(SettingsError):
-        load_api_keys(tmp_path / "missing.json")
 
 
 def test_strangers_are_served_only_with_keys(tmp_path: Path) -> None:

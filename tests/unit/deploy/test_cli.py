@@ -1,11 +1,14 @@
 """The command line without any service: help, exit codes, one line for each error."""
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from headrace.consumers.api_keys import ApiKeys, load_key_table
 from headrace.deploy import cli
 from headrace.models import loading
 from headrace.models.loading import ModelLoadError
@@ -22,6 +25,7 @@ SUBCOMMANDS = [
     *[(name,) for name in cli.COMMANDS],
     *[("topics", "create"), ("topics", "check"), ("models", "list"), ("models", "pull")],
     ("sessions", "delete"),
+    ("keys", "new"),
 ]
 
 
@@ -41,6 +45,28 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text and about in text for name, (_, about) in cli.COMMANDS.items())
+
+
+def test_a_new_key_is_one_of_the_entry_that_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The two lines are the key and what goes into the file; each key is another."""
+    shown = []
+    for _ in range(2):
+        assert cli.run(["keys", "new", "--tenant", 'ac"me']) == 0
+        shown.append(capsys.readouterr().out.splitlines())
+    (key, entry), (other, _) = shown
+    path = tmp_path / "keys.json"
+    path.write_text("{" + entry + "}")
+    keys = ApiKeys(load_key_table(path))
+    assert keys.tenant_of(key) == 'ac"me'
+    assert key != other
+    assert key not in entry
+    assert cli.run(["keys", "new", "--tenant", "t", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    path.write_text(json.dumps(found["entry"]))
+    assert ApiKeys(load_key_table(path)).tenant_of(found["key"]) == "t"
+    assert cli.run(["keys", "new", "--tenant", ""]) == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

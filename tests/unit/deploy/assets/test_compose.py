@@ -7,7 +7,8 @@ from typing import Any
 import compose_spec
 import pytest
 
-from headrace.consumers.auth import check_bind, load_api_keys
+from headrace.consumers.api_keys import ApiKeys, load_key_table
+from headrace.consumers.auth import check_bind
 from headrace.deploy import cli
 from headrace.models.store import list_models
 from headrace.schemas.settings import check_names, load_settings
@@ -115,7 +116,7 @@ def test_a_worker_may_take_longer_to_stop_than_a_drain_does() -> None:
 
 def test_the_example_keys_are_a_keys_file() -> None:
     """As the gateway reads it."""
-    keys = load_api_keys(COMPOSE.parent / "api-keys.json")
+    keys = ApiKeys(load_key_table(COMPOSE.parent / "api-keys.json"))
     assert keys.tenant_of("try-headrace") == "default"
 
 
