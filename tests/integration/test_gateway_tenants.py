@@ -115,7 +115,7 @@ async def text_of(socket: ClientConnection) -> str:
             if frame["type"] != "event":
                 continue
             choice = frame["event"]["choices"][0]
-            text += choice["delta"].get("content", "")
+            text += str(choice["delta"].get("content", ""))
             if choice["finish_reason"] is not None:
                 return text
 
