@@ -1,4 +1,4 @@
-"""Where a caller's key stands, where the gateway may listen, and which browser pages may connect.
+"""Where a caller's key stands, and where the gateway may listen.
 
 Whose key it is: `headrace.consumers.api_keys`.
 """
@@ -7,9 +7,8 @@ import base64
 import binascii
 import ipaddress
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
-from headrace.schemas.errors import ErrorCode, RequestError, SettingsError
+from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings
 
 SUBPROTOCOL = "headrace.v1"
@@ -55,27 +54,3 @@ def key_of_subprotocols(offered: Iterable[str]) -> str | None:
             except (binascii.Error, UnicodeDecodeError):
                 return None
     return None
-
-
-def check_origin(origin: str | None, host: str | None, *, keyless: bool) -> None:
-    """Let in browser pages of this gateway only; programs send no `Origin`.
-
-    `keyless`: without API keys the host must be an address or localhost too, or a page could bring
-    its own name to point here (DNS rebinding). Raises: RequestError `unauthorized`.
-    """
-    if origin is None:
-        return
-    page = urlsplit(origin)
-    same = page.scheme in ("http", "https") and page.netloc.lower() == (host or "").lower()
-    if not same or (keyless and not _is_address(page.hostname or "")):
-        raise RequestError(ErrorCode.UNAUTHORIZED, "this page may not use this gateway")
-
-
-def _is_address(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

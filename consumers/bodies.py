@@ -1,5 +1,6 @@
 """Reading what HTTP clients send: JSON objects of a bounded size, and their trace context."""
 
+import asyncio
 from typing import Any
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -8,6 +9,9 @@ from headrace.consumers.errors_http import HttpError
 from headrace.schemas.headers import trace_headers
 from headrace.schemas.strict_json import decode_object
 
+BODY_TIMEOUT_S = 30.0
+"""For a whole body: a megabyte over a slow mobile line. Who sends a byte a minute is let go."""
+
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises: HttpError 413; RequestError where it is none."""
@@ -15,17 +19,26 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body; empty where there is none. Raises: HttpError 413."""
+    """The body; empty where there is none.
+
+    Raises: HttpError 408 (it took too long), 413, 415 (it is compressed: what it unpacks to has no
+        bound).
+    """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpError(415, "send the body as it is, without Content-Encoding")
     too_large = HttpError(413, f"the body may have {max_bytes} bytes at most")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
     try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > max_bytes:
-                raise too_large
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError as problem:
+        raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from problem
     except ClientDisconnect as problem:
         raise HttpError(400, "the client left while it sent the body") from problem
     return bytes(body)

@@ -6,8 +6,9 @@ from starlette.requests import HTTPConnection
 
 from headrace.consumers.admission import Admission
 from headrace.consumers.api_keys import ApiKeys
-from headrace.consumers.auth import bearer, check_origin
+from headrace.consumers.auth import bearer
 from headrace.consumers.gateway_metrics import GatewayMetrics
+from headrace.consumers.origins import check_caller
 from headrace.consumers.request_sink import RequestSink
 from headrace.consumers.response_log import ResponseLog
 from headrace.schemas.settings import Settings
@@ -57,12 +58,15 @@ class Gateway:
     bounds: Bounds
     admission: Admission
 
-    allow_query_key: bool = False
-
     def check_page(self, connection: HTTPConnection) -> None:
         """Refuse foreign browser pages. Raises: RequestError `unauthorized`."""
         headers = connection.headers
-        check_origin(headers.get("origin"), headers.get("host"), keyless=self.keys.keyless)
+        check_caller(
+            headers.get("origin"),
+            headers.get("host"),
+            keyless=self.keys.keyless,
+            allowed=self.settings.origins,
+        )
 
     def tenant_of(self, connection: HTTPConnection) -> str:
         """The caller's tenant. Raises: RequestError `unauthorized`."""

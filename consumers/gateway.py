@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -27,7 +28,7 @@ from headrace.consumers.errors_http import (
     handle_http_exception,
 )
 from headrace.consumers.gateway_metrics import GatewayMetrics
-from headrace.consumers.http_calls import HttpCalls
+from headrace.consumers.http_calls import IGNORED_FIELDS, REQUEST_ID, HttpCalls
 from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.open_calls import OpenCalls
 from headrace.consumers.openai_api import openai_routes
@@ -53,13 +54,11 @@ def build_app(
     registry: CollectorRegistry | None = None,
     bounds: Bounds | None = None,
     lag: LagWatch | None = None,
-    allow_query_key: bool = False,
 ) -> DocumentedApp:
     """The application; `/metrics` shows `registry` (a new one by default), with whatever others put
     in, and the `lag`.
 
     Its `state.gateway` is what other servers in this process share (gRPC).
-    `allow_query_key`: WebSockets may carry their key as `?api_key=`, which ends in logs.
     Raises: SettingsError for a bad keys file.
     """
     metrics = GatewayMetrics(registry or CollectorRegistry())
@@ -85,7 +84,6 @@ def build_app(
         metrics=metrics,
         bounds=bounds,
         admission=admission,
-        allow_query_key=allow_query_key,
     )
     routes: list[BaseRoute] = [
         *openai_routes(gateway),
@@ -96,7 +94,7 @@ def build_app(
     ]
     app = DocumentedApp(
         routes=routes,
-        middleware=[Middleware(HttpCalls, metrics=metrics)],
+        middleware=[Middleware(HttpCalls, metrics=metrics), *_cross_origin(settings)],
         exception_handlers={
             HeadraceError: handle_error,
             HTTPException: handle_http_exception,
@@ -111,6 +109,22 @@ def _bounded(what: str, max_open: int, keys: ApiKeys) -> OpenCalls:
     """One tenant of several may have half."""
     share = max_open if keys.keyless else max(1, max_open // 2)
     return OpenCalls(what, max_open=max_open, max_per_tenant=share)
+
+
+def _cross_origin(settings: Settings) -> list[Middleware]:
+    """Answers browsers' questions of whether a page of another site may call; for those named."""
+    if not settings.origins:
+        return []
+    told = [REQUEST_ID, IGNORED_FIELDS, "retry-after"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=sorted(settings.origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=told,
+        )
+    ]
 
 
 def _health_routes(gateway: Gateway) -> list[ApiRoute]:
@@ -170,6 +184,6 @@ def _socket_endpoint(gateway: Gateway) -> Callable[[WebSocket], Awaitable[None]]
 
 def _socket_key(gateway: Gateway, socket: WebSocket, offered: list[str]) -> str | None:
     key = key_of_subprotocols(offered)
-    if key is None and gateway.allow_query_key:
+    if key is None and gateway.settings.query_api_key == "on":
         key = socket.query_params.get("api_key")
     return key or bearer(socket.headers.get("authorization"))

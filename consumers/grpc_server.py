@@ -1,7 +1,6 @@
 """How the gRPC service is served: limits, keepalive, TLS, health, reflection, start and stop."""
 
 import asyncio
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -10,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 from headrace.consumers.context import Gateway
 from headrace.consumers.grpc_service import GenerationService
 from headrace.consumers.server import FRAME_OVERHEAD_BYTES, SHUTDOWN_TIMEOUT_S
+from headrace.consumers.tls import TlsFiles
 from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
 from headrace.schemas.proto.headrace.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
@@ -28,9 +28,6 @@ MAX_CALLS = 2_000
 
 HEALTH_INTERVAL_S = 0.5
 
-KeyAndCertificate = tuple[Path, Path]
-"""PEM files."""
-
 
 class GrpcServer:
     """The service on a port of its own, beside HTTP in the same process.
@@ -45,10 +42,10 @@ class GrpcServer:
         self._server = grpc.aio.server(options=_options(gateway), maximum_concurrent_rpcs=MAX_CALLS)
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int, tls: KeyAndCertificate | None = None) -> int:
+    async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; returns the port, which was free if `port` is 0.
 
-        Raises: OSError where the port is taken or the files of `tls` cannot be read.
+        Raises: OSError where the port is taken.
         """
         add_GenerationServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -72,12 +69,11 @@ class GrpcServer:
         self._service.end_all()
         await self._server.stop(SHUTDOWN_TIMEOUT_S)
 
-    def _bind(self, address: str, tls: KeyAndCertificate | None) -> int:
+    def _bind(self, address: str, tls: TlsFiles | None) -> int:
         try:
             if tls is None:
                 return self._server.add_insecure_port(address)
-            pair = (tls[0].read_bytes(), tls[1].read_bytes())
-            return self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            return self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as problem:
             raise OSError(f"cannot listen on {address} for gRPC") from problem
 
@@ -91,6 +87,21 @@ class GrpcServer:
         ready = self._gateway.log.ready
         for name in _ALL:
             await self._health.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Those of the files, as they are when a client connects."""
+    used = tls.pair
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if tls.pair is used:
+            return None
+        used = tls.pair
+        return grpc.ssl_server_certificate_configuration([used])
+
+    first = grpc.ssl_server_certificate_configuration([used])
+    return grpc.dynamic_ssl_server_credentials(first, renewed)  # type: ignore[arg-type] # or None
 
 
 def _options(gateway: Gateway) -> list[tuple[str, int]]:

@@ -60,6 +60,7 @@ class HttpCalls:
                 route = route_of(scope["path"])
                 self._metrics.http_requests.labels(route, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
+                headers["x-content-type-options"] = "nosniff"
                 headers.update(scope.get("headrace.headers") or {REQUEST_ID: new_request_id()})
                 headers.update(scope.get("headrace.late_headers", dict)())
             await send(message)

@@ -1,4 +1,5 @@
-"""The connection under every HTTP answer: uvicorn's, with a bound for clients that do not read.
+"""The connection under every HTTP answer: uvicorn's, with bounds for clients that do not read, or
+send the head of a request without end.
 
 uvicorn closes such a connection once its buffer is empty, which is never; a stream's own bound
 (`sse.py`) ends the work, and this one what is left of the connection.
@@ -24,16 +25,54 @@ def bound_kernel_buffer(transport: asyncio.Transport) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES)
 
 
+HEAD_S = 30.0
+"""For a client to send the head of its first request, or to end one that it began."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a head that comes in more than one read; the parser itself has no limit."""
+
+
 class HttpProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=…)`."""
 
     _cut: asyncio.TimerHandle | None = None
+    _late: asyncio.TimerHandle | None = None
+    """Runs while a head is awaited."""
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Bound the kernel's buffer, and notice at once when it is full."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
+        # NOTE: not 0, at which asyncio's TLS pauses a writer of an empty buffer, for ever
+        transport.set_write_buffer_limits(high=1)
         bound_kernel_buffer(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's; a head that is too long is the connection's end."""
+        if self._late is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._late is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self._head_came()
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_came()
+        self._late = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _head_came(self) -> None:
+        late, self._late, self._head_bytes = self._late, None, 0
+        if late is not None:
+            late.cancel()
 
     def pause_writing(self) -> None:
         """The client does not keep up: from here it has `LINGER_S`."""
@@ -46,6 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._spare()
+        self._head_came()
         super().connection_lost(exc)
 
     def _spare(self) -> None:

@@ -7,6 +7,7 @@ from starlette.applications import Starlette
 
 from headrace.consumers.http_protocol import HttpProtocol
 from headrace.consumers.socket_protocol import SocketProtocol
+from headrace.consumers.tls import TlsFiles
 from headrace.schemas.settings import Settings
 
 PING_INTERVAL_S = 20.0
@@ -19,7 +20,9 @@ FRAME_OVERHEAD_BYTES = 65_536
 """A frame over the request limit is answered with an error; one over this too closes the socket."""
 
 
-def build_server(app: Starlette, settings: Settings, **options: Any) -> uvicorn.Server:
+def build_server(
+    app: Starlette, settings: Settings, *, tls: TlsFiles | None = None, **options: Any
+) -> uvicorn.Server:
     """A server on `http_host`:`http_port`; `options` override those of `uvicorn.Config`.
 
     The caller awaits `serve()` in a task of its own and sets `should_exit` to end it.
@@ -39,4 +42,6 @@ def build_server(app: Starlette, settings: Settings, **options: Any) -> uvicorn.
         "ws_per_message_deflate": False,  # 300 KB and a deflate call per socket and token
         "timeout_graceful_shutdown": SHUTDOWN_TIMEOUT_S,
     }
+    if tls is not None:
+        config["ssl_context_factory"] = lambda _config, _default: tls.context
     return uvicorn.Server(uvicorn.Config(app, **(config | options)))

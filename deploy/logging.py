@@ -15,6 +15,7 @@ from headrace.deploy.console import stderr_console
 from headrace.schemas.settings import Settings
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
+_QUERY_KEY = re.compile(r"(?<=[?&]api_key=)[^&\s\"]+")
 _SECRET_FIELDS = frozenset({"password", "authorization", "api_key", "sasl_plain_password"})
 _MASK = "***"
 
@@ -22,6 +23,8 @@ _CLIENT_LIBRARIES = (
     *("aiokafka", "asyncio", "faust", "httpx", "kafka", "matplotlib", "mode", "uvicorn"),
 )
 
+_TELL_ALL = ("aiokafka", "kafka", "uvicorn.error", "websockets", "httpcore")
+"""At debug these write whole requests, headers and frames: passwords, keys, what people ask."""
 
 REPEAT_INTERVAL_S = 10.0
 """While Kafka is away its client says so a hundred times a second."""
@@ -100,6 +103,9 @@ def set_up_logging(settings: Settings, *, errors_only: bool = False) -> None:
     if settings.log_level != "debug":
         for name in _CLIENT_LIBRARIES:
             logging.getLogger(name).setLevel(logging.CRITICAL if errors_only else logging.WARNING)
+    else:
+        for name in _TELL_ALL:
+            logging.getLogger(name).setLevel(logging.INFO)
 
 
 def mask_secrets(
@@ -109,8 +115,8 @@ def mask_secrets(
     for name, value in event.items():
         if name.lower() in _SECRET_FIELDS:
             event[name] = _MASK
-        elif isinstance(value, str) and "://" in value:
-            event[name] = _URL_PASSWORD.sub(rf"\1:{_MASK}@", value)
+        elif isinstance(value, str):
+            event[name] = _QUERY_KEY.sub(_MASK, _URL_PASSWORD.sub(rf"\1:{_MASK}@", value))
     return event
 
 

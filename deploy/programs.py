@@ -48,7 +48,8 @@ def gateway_program(settings: Settings, log_dir: Path) -> Program:
     args = _command("gateway", settings, GATEWAY_FLAGS)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http_host, settings.http_host)  # noqa: S104 - compared, not bound
     log_path = log_dir / "gateway.log"
-    return Program("the gateway", args, log_path, settings.http_port, ready_host=host)
+    tls = settings.tls_cert_file is not None
+    return Program("the gateway", args, log_path, settings.http_port, host, tls)
 
 
 def num_cores() -> int:

@@ -20,11 +20,19 @@ class TargetsFile:
         self.path = folder / NAME
         self._written = b""
 
-    def write(self, *, workers: Iterable[str], gateway: str, autoscaler: str | None) -> None:
+    def write(
+        self,
+        *,
+        workers: Iterable[str],
+        gateway: str,
+        autoscaler: str | None,
+        gateway_tls: bool = False,
+    ) -> None:
         """Say where they are (host:port), if that is not what the file says. Raises: OSError."""
+        labels = {"job": "headrace-gateway"} | ({"__scheme__": "https"} if gateway_tls else {})
         groups = [
             {"targets": sorted(workers), "labels": {"job": "headrace-worker"}},
-            {"targets": [gateway], "labels": {"job": "headrace-gateway"}},
+            {"targets": [gateway], "labels": labels},
         ]
         if autoscaler is not None:
             groups.append({"targets": [autoscaler], "labels": {"job": "headrace-autoscaler"}})

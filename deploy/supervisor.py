@@ -44,6 +44,7 @@ class Program:
     log_path: Path
     ready_port: int
     ready_host: str = "127.0.0.1"
+    ready_tls: bool = False
 
 
 class Supervised:
@@ -151,9 +152,10 @@ class Supervised:
     def _is_ready(self) -> bool:
         if self._abort.is_set():
             raise _AbortedError
-        return answers(self.program.ready_host, self.program.ready_port, "/readyz")
+        asked = self.program
+        return answers(asked.ready_host, asked.ready_port, "/readyz", tls=asked.ready_tls)
 
 
-def answers(host: str, port: int, path: str) -> bool:
+def answers(host: str, port: int, path: str, *, tls: bool = False) -> bool:
     """Whether a GET of this address gives 200 now."""
-    return get_text(host, port, path, timeout_s=PROBE_TIMEOUT_S) is not None
+    return get_text(host, port, path, timeout_s=PROBE_TIMEOUT_S, tls=tls) is not None

@@ -235,6 +235,7 @@ class _Processes:
                 workers=map(_address, programs),
                 gateway=_address(self._gateway.program),
                 autoscaler=self._autoscaler,
+                gateway_tls=self._gateway.program.ready_tls,
             )
             await asyncio.sleep(WATCH_INTERVAL_S)
 

@@ -94,6 +94,18 @@ class Settings(BaseSettings):
         le=65_536,
         description="gateway: memory for the newest responses, from which clients resume",
     )
+    query_api_key: Literal["on", "off"] = Field(
+        "off", description="gateway: whether a WebSocket may carry its key as ?api_key="
+    )
+    allowed_origins: str | None = Field(
+        None,
+        pattern=r"^https?://[^/,\s]+(,https?://[^/,\s]+)*$",
+        description="gateway: pages of other sites that may use it, https://host[:port][,…]",
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="gateway: certificate chain in PEM; with it HTTPS is served"
+    )
+    tls_key_file: Path | None = Field(None, description="gateway: the certificate's key in PEM")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -173,9 +185,21 @@ class Settings(BaseSettings):
             raise ValueError(f"{names} are needed with {self.kafka_security_protocol}")
         return self
 
+    @model_validator(mode="after")
+    def _whole_tls_pair(self) -> "Settings":
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            names = f"{PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE"
+            raise ValueError(f"{names} are needed together")
+        return self
+
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, _without_password(value) if name == "redis" else value
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The allowed origins, as browsers write them."""
+        return frozenset(one.lower() for one in (self.allowed_origins or "").split(",") if one)
 
     @property
     def max_record_bytes(self) -> int:

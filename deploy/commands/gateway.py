@@ -10,19 +10,21 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 import structlog
 import typer
 import uvicorn
 
-from headrace.consumers.first_done import until_first_done
 from headrace.consumers.context import Gateway
+from headrace.consumers.first_done import until_first_done
 from headrace.consumers.gateway import build_app, check_bind
 from headrace.consumers.grpc_server import GrpcServer
 from headrace.consumers.keys_watch import KeysWatch
 from headrace.consumers.lag_watch import LagWatch
 from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.server import build_server
+from headrace.consumers.tls import load_tls
 from headrace.deploy.commands.options import (
     GATEWAY_FLAGS,
     examples,
@@ -47,6 +49,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog=examples(
         "headrace gateway",
         "headrace gateway --http-port 80 --http-host 0.0.0.0 --api-keys-file keys.json",
+        "headrace gateway --http-port 443 --tls-cert-file chain.pem --tls-key-file key.pem",
     )
 )
 @with_settings(*GATEWAY_FLAGS)
@@ -66,11 +69,12 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
 
     Raises: UnavailableError when Kafka does not answer at the start.
     """
+    tls = load_tls(settings)
     lag = LagWatch(settings)
     log = ResponseLog(settings, on_event=lag.on_event)
     requests = RequestProducer(settings, source="headrace/gateway")
     app = build_app(settings, log, requests, lag=lag)
-    config = build_server(app, settings, access_log=settings.log_level == "debug").config
+    config = build_server(app, settings, tls=tls, access_log=settings.log_level == "debug").config
     server = _Server(config)
 
     def on_signal() -> None:
@@ -82,6 +86,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         loop.add_signal_handler(number, on_signal)
     async with AsyncExitStack() as stack:
         parts: list[Any] = [requests, log, lag, *_watches(settings, app.state.gateway)]
+        if tls is not None:
+            parts.append(tls)
         for part in parts:
             stack.push_async_callback(part.stop)
 
@@ -94,7 +100,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
             if settings.grpc_port is not None:
                 grpc_server = GrpcServer(app.state.gateway)
                 stack.push_async_callback(grpc_server.stop)
-                port = await grpc_server.start(settings.http_host, settings.grpc_port)
+                port = await grpc_server.start(settings.http_host, settings.grpc_port, tls)
                 _log.info("gateway.grpc_listening", host=host, port=port)
             _collect_less()
             await asyncio.Event().wait()

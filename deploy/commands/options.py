@@ -39,7 +39,10 @@ WORKER = (
     "traces",
 )
 LIMITS = ("rate_limit_requests", "rate_limit_tokens")
-HTTP = ("http_host", "http_port", "grpc_port", "api_keys_file", "recent_log_mb", *LIMITS)
+HTTP = (
+    *("http_host", "http_port", "grpc_port", "tls_cert_file", "tls_key_file", "recent_log_mb"),
+    *("api_keys_file", "query_api_key", "allowed_origins", *LIMITS),
+)
 
 WORKER_FLAGS = (*KAFKA, *WORKER, *ENGINE)
 GATEWAY_FLAGS = (*HTTP, *KAFKA, "group", "model", "drain_timeout_s", "max_request_bytes")

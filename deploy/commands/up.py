@@ -121,8 +121,9 @@ def ready_lines(stack: Stack) -> list[str]:
     """Page, addresses, and what to type next."""
     settings = stack.settings
     host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
+    scheme = "http" if settings.tls_cert_file is None else "https"
     rows = {
-        "chat page": f"http://{host}:{settings.http_port}/",
+        "chat page": f"{scheme}://{host}:{settings.http_port}/",
         **({} if settings.grpc_port is None else {"gRPC": f"{host}:{settings.grpc_port}"}),
         "Kafka": settings.kafka,
         "Redis": _URL_PASSWORD.sub("://***@", settings.redis),

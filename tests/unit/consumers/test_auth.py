@@ -1,4 +1,4 @@
-"""Where a key stands, bind checks and browser origins."""
+"""Where a key stands, and bind checks."""
 
 import base64
 from pathlib import Path
@@ -8,10 +8,9 @@ import pytest
 from headrace.consumers.auth import (
     bearer,
     check_bind,
-    check_origin,
     key_of_subprotocols,
 )
-from headrace.schemas.errors import RequestError, SettingsError
+from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings
 
 
@@ -23,32 +22,6 @@ def test_strangers_are_served_only_with_keys(tmp_path: Path) -> None:
         with pytest.raises(SettingsError):
             check_bind(Settings(http_host=host))
         check_bind(Settings(http_host=host, api_keys_file=tmp_path / "keys.json"))
-
-
-@pytest.mark.parametrize(
-    ("origin", "host", "keyless", "welcome"),
-    [
-        (None, "h:1", True, True),
-        ("http://127.0.0.1:1", "127.0.0.1:1", True, True),
-        ("http://localhost:1", "localhost:1", True, True),
-        ("http://[::1]:1", "[::1]:1", True, True),
-        ("https://chat.example", "chat.example", False, True),
-        ("http://rebound.example:1", "rebound.example:1", True, False),
-        ("http://127.0.0.1:2", "127.0.0.1:1", True, False),
-        ("http://evil.example", "chat.example", False, False),
-        ("null", "127.0.0.1:1", True, False),
-        ("file://127.0.0.1:1", "127.0.0.1:1", True, False),
-    ],
-)
-def test_only_our_own_page_may_connect(
-    origin: str | None, host: str, keyless: bool, welcome: bool
-) -> None:
-    """Programs send no Origin; without keys a name may not point here either."""
-    if welcome:
-        check_origin(origin, host, keyless=keyless)
-    else:
-        with pytest.raises(RequestError):
-            check_origin(origin, host, keyless=keyless)
 
 
 def test_keys_are_read_from_header_and_subprotocol() -> None:
