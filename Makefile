@@ -21,8 +21,14 @@ help: ## show this text
 up: $(VENV)/.ready-local ## run it all on this machine; the chat page's address is printed
 	$(BIN)/headrace up $(ARGS)
 
+# Tests that need no service run two at a time, each on one core; the others measure pauses and run alone.
 test: $(VENV)/.ready-dev chromium prometheus kubectl ## run all tests, with a real Kafka, a real Valkey and a browser
+ifneq ($(ARGS),)
 	$(BIN)/python -m pytest $(ARGS)
+else
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not e2e"
+	$(BIN)/python -m pytest -m "integration or e2e"
+endif
 
 lint: $(VENV)/.ready-dev ## check format and style
 	$(BIN)/ruff format --check $(CHECKED)

@@ -4,9 +4,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.services import kafka_service, redis_service
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")  # no example fails because the machine is busy
 
 SESSION_FIXTURES = {"kafka_bootstrap", "redis_url", "tiny_model_dir"}
 

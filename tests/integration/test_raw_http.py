@@ -15,8 +15,8 @@ from tests.gateway import ScriptedGateway, scripted_gateway
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 BODY = b'{"messages":[{"role":"user","content":"hi"}]}'
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -59,8 +59,8 @@ BROKEN = {
     "garbage for a chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n\r\n",
     "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "a body that ends early": length(b"1000") + BODY,
-    "a header without end": b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 300_000,
-    "a header with a line break": b"GET / HTTP/1.1\r\nHost: x\r\nX: a\rb: c\r\n\r\n",
+    "a header without end": b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 300_000,
+    "a header with a line break": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\rb: c\r\n\r\n",
 }
 
 
@@ -112,7 +112,7 @@ async def test_methods_and_paths(
     gateway: ScriptedGateway, method: bytes, path: bytes, status: bytes
 ) -> None:
     """Refusals in OpenAI's form; 405 says what is allowed; every answer names its call."""
-    data = method + b" " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    data = method + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head, _, body = (await exchange(gateway, data)).partition(b"\r\n\r\n")
     assert head.split(b" ", 2)[1] == status
     assert b"x-request-id: req_" in head.lower()

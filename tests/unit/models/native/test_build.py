@@ -65,6 +65,7 @@ def test_what_killed_runs_left_is_swept_away(empty_cache: Path, small_source: Pa
     assert not left.exists()
 
 
+@pytest.mark.timeout(120)  # two compilations
 def test_a_damaged_library_is_compiled_again(empty_cache: Path) -> None:
     """It was taken for good for ever, and the worker was slow for ever."""
     path = build_library()
