@@ -147,7 +147,8 @@ async def test_a_stream_over_http_that_nobody_reads_is_let_go(
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
         data = orjson.dumps(body | {"background": background, "request_id": "r1"})
         reader, writer = await asyncio.open_connection(*stand.address.split(":"), limit=1024)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Length: {len(data)}\r\n"
         writer.write(head.encode() + b"\r\n" + data)
         await reader.readline()  # the rest fills its buffer, and it stops reading
         await settled(lambda: stand.log.num_subscriptions == 1)

@@ -322,7 +322,8 @@ async def reset(client: openai.AsyncOpenAI, body: Mapping[str, Any]) -> None:
     url = client.base_url
     reader, out = await asyncio.open_connection(url.host, url.port)
     data = orjson.dumps({"messages": HI, "stream": True, **body})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
     out.write(head.encode() + data)
     await reader.readuntil(b"data: ")
     linger = struct.pack("ii", 1, 0)

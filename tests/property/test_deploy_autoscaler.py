@@ -94,7 +94,9 @@ def test_a_constant_load_does_not_flap(
     turns = sum((b > a) != (c > b) for a, b, c in _changes_only(counts))
     assert turns <= 3
     assert ups <= policy.max_workers
-    assert len(set(counts[-600:])) == 1
+    # a load just above what the least workers do takes most of the hour to show: then one more
+    late = [after - before for before, after in pairwise(counts[-600:]) if after != before]
+    assert late in ([], [1])
 
 
 def _hour(policy: Policy, load: float, start_s: float, workers: int) -> list[int]:
