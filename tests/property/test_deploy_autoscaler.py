@@ -78,7 +78,7 @@ def test_more_lag_never_asks_for_fewer(
 
 @given(
     policies(),
-    st.floats(0.0, 12.0),
+    st.just(0.0) | st.floats(0.01, 12.0),  # below it the queue is empty most of the time: no load
     st.floats(0.0, 60.0),
     st.integers(0, 16),
 )
