@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from headrace.consumers.http_protocol import LINGER_S, bound_kernel_buffer
 from headrace.schemas.errors import HeadraceError
@@ -29,6 +30,15 @@ TRY_AGAIN_LATER = 1013
 
 WRITE_BUFFER_BYTES = 32 * 1024
 """What one client may leave here before its readers wait, plus one frame."""
+
+
+PIECE_BYTES = 4 * 1024
+"""What is parsed in a row, then others have their turn: a read may bring 256 KB, and 40,000 frames in
+it would take half a second. Of the smallest frames it is a few milliseconds of work.
+"""
+
+MAX_FRAGMENTS = 1_000
+"""Kept one by one, then as one: empty fragments count in no limit of a message's size."""
 
 
 class StalledError(HeadraceError):
@@ -51,11 +61,15 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     session: Callable[[], Coroutine[Any, Any, None]] | None = None
     """What the application leaves to be run for the rest of the socket's life."""
 
+    _turn: asyncio.Handle | None = None
+    """Parses the next piece of what was `_received`."""
+
     def connection_made(self, transport: BaseTransport) -> None:
         """Bound the buffers."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         bound_kernel_buffer(self.transport)
+        self._received = bytearray()
 
     async def run_asgi(self) -> None:
         """Run the application, which finds this object in its scope, then the `session` it left.
@@ -110,12 +124,54 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
+        self.read_paused = False
+        self._read_on()
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     # --- what uvicorn does otherwise
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, in pieces; a message that the session has not taken ends the parsing."""
+        self._received += data
+        if self._turn is None and not self.read_paused:
+            self._take_piece()
+
+    def _take_piece(self) -> None:
+        self._turn = None
+        piece = bytes(self._received[:PIECE_BYTES])
+        del self._received[:PIECE_BYTES]
+        super().data_received(piece)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what is left, in a later turn; then read again."""
+        if self._received:
+            self.transport.pause_reading()
+            if self._turn is None and not self.read_paused:
+                self._turn = self.loop.call_soon(self._take_piece)
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        """The next message. Cancel: safe."""
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._read_on()
+        return message
+
+    def handle_cont(self, event: Frame) -> None:
+        """A fragment: few bytes for each, too."""
+        super().handle_cont(event)
+        if len(self.frames) > MAX_FRAGMENTS:
+            self.frames = [b"".join(self.frames)]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What was not parsed is lost."""
+        self._received.clear()
+        if self._turn is not None:
+            self._turn.cancel()
+        super().connection_lost(exc)
 
     def schedule_ping(self) -> None:
         """At a random time within the interval: sockets that came together do not ping together."""

@@ -10,7 +10,12 @@ from uvicorn.server import ServerState
 from headrace.consumers.http_protocol import LINGER_S
 from headrace.consumers.server import PING_INTERVAL_S
 from headrace.consumers.socket_frames import text_frame
-from headrace.consumers.socket_protocol import WIRE, SocketProtocol, StalledError
+from headrace.consumers.socket_protocol import (
+    MAX_FRAGMENTS,
+    WIRE,
+    SocketProtocol,
+    StalledError,
+)
 from tests.unit.consumers.filling_transport import FillingTransport
 from tests.virtual_time import run_virtually
 
@@ -114,7 +119,7 @@ async def test_waiting_for_room_ends_with_the_connection() -> None:
 async def test_pings_are_not_answered_into_a_full_buffer() -> None:
     """A client cannot fill our memory with pings whose answers it does not read."""
     protocol, transport = await opened()
-    protocol.data_received(PING * 1000)
+    protocol.data_received(PING * 500)
     assert transport.unread == b""
     protocol.resume_writing()
     protocol.data_received(PING)
@@ -146,4 +151,46 @@ async def test_a_stopping_server_does_not_wait_for_those_who_do_not_read() -> No
     protocol.shutdown()
     assert transport.unread == b"\x88\x02\x03\xf4"
     assert transport.aborted
+    await gone(protocol)
+
+
+async def test_a_flood_of_small_frames_lets_others_have_their_turn() -> None:
+    """40,000 pings in one read kept every other client waiting for half a second."""
+    protocol, transport = await opened()
+    protocol.resume_writing()
+    protocol.data_received(PING * 10_000)
+    assert 0 < transport.unread.count(b"\x8a\x00") < 1_000
+    async with asyncio.timeout(10):
+        while transport.unread.count(b"\x8a\x00") < 10_000:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+    await gone(protocol)
+
+
+async def test_frames_behind_one_that_is_not_taken_wait_in_order() -> None:
+    """However they come in; those that a lost client left are dropped."""
+    protocol, _ = await opened()
+    texts = [b"%04d" % number for number in range(3_000)]
+    data = b"".join(b"\x81\x84\0\0\0\0" + text for text in texts)
+    protocol.data_received(data[:-5])
+    protocol.data_received(data[-5:])
+    assert protocol.queue.qsize() < 1_000
+    assert [(await protocol.receive())["text"].encode() for _ in texts[:2_000]] == texts[:2_000]
+    await gone(protocol)
+    left = [protocol.queue.get_nowait()["type"] for _ in range(protocol.queue.qsize())]
+    assert len(left) < 1_000
+    assert left[-1] == "websocket.disconnect"
+
+
+async def test_fragments_without_bytes_do_not_pile_up() -> None:
+    """A message of them never grew too long, and was never freed."""
+    protocol, _ = await opened()
+    protocol.data_received(
+        b"\x01\x81\0\0\0\0a" + b"\x00\x80\0\0\0\0" * 5_000 + b"\x00\x81\0\0\0\0b"
+    )
+    async with asyncio.timeout(10):
+        while protocol.frames[-1:] != [b"b"]:
+            await asyncio.sleep(0)
+    assert len(protocol.frames) <= MAX_FRAGMENTS + 1
+    protocol.data_received(b"\x80\x81\0\0\0\0c")
+    assert (await protocol.receive())["text"] == "abc"
     await gone(protocol)
