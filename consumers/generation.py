@@ -41,8 +41,7 @@ class Generation:
             gateway.log,
             tenant=tenant,
             request_id=call.request_id,
-            # the first record with an id counts, whatever session it was in
-            session_id=None if call.session_id == call.request_id else call.session_id,
+            session_id=call.session_to_follow,
             live_only=not call.may_exist,
         )
         self._progress_s = time.monotonic()

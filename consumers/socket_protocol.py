@@ -33,8 +33,8 @@ WRITE_BUFFER_BYTES = 32 * 1024
 
 
 PIECE_BYTES = 4 * 1024
-"""What is parsed in a row, then others have their turn: a read may bring 256 KB, and 40,000 frames in
-it would take half a second. Of the smallest frames it is a few milliseconds of work.
+"""What is parsed in a row, then others have their turn: a read may bring 256 KB, 40,000 frames that
+take half a second. Of the smallest frames this is a few milliseconds of work.
 """
 
 MAX_FRAGMENTS = 1_000

@@ -56,6 +56,13 @@ class Submission:
     options: CallOptions
     ignored: tuple[str, ...] = ()
 
+    @property
+    def session_to_follow(self) -> str | None:
+        """Of the answer. None: whatever it is, for the first record with an id counts, and that may
+        have named another one.
+        """
+        return None if self.session_id == self.request_id else self.session_id
+
 
 def prepare(
     body: dict[str, Any],

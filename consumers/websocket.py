@@ -29,7 +29,7 @@ from headrace.consumers.socket_frames import (
     text_frame,
 )
 from headrace.consumers.socket_protocol import TRY_AGAIN_LATER, SocketProtocol, StalledError
-from headrace.consumers.submission import prepare
+from headrace.consumers.submission import Submission, prepare
 from headrace.consumers.subscription import SlowReaderError
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
 from headrace.schemas.reply import is_last
@@ -84,12 +84,17 @@ class SocketSession:
             self._wire.let_go(TRY_AGAIN_LATER)
 
     async def _cancel_foreground(self) -> None:
-        for request_id, session_id in self._foreground.items():
-            self._gateway.metrics.abandoned.inc()
-            try:
-                await cancel(self._gateway, request_id, session_id, tenant=self._tenant)
-            except UnavailableError as problem:
-                _log.warning("a generation was not cancelled", reason=str(problem))
+        """All at once: each may have to wait for Kafka."""
+        async with asyncio.TaskGroup() as tasks:
+            for names in self._foreground.items():
+                tasks.create_task(self._abandon(*names), name="socket.cancel")
+
+    async def _abandon(self, request_id: str, session_id: str) -> None:
+        self._gateway.metrics.abandoned.inc()
+        try:
+            await cancel(self._gateway, request_id, session_id, tenant=self._tenant)
+        except UnavailableError as problem:
+            _log.warning("a generation was not cancelled", reason=str(problem))
 
     # --- what the client sends
 
@@ -133,23 +138,36 @@ class SocketSession:
         feed = Feed(
             self._gateway.log.follow(
                 tenant=self._tenant,
-                session_id=call.session_id,
+                session_id=call.session_to_follow,
                 request_id=call.request_id,
                 from_start=call.may_exist,
             ),
             positioned=True,
         )
         await self._feeds.open(feed)
-        if not call.background:
-            self._foreground[call.request_id] = call.session_id
         try:
-            await submit(self._gateway, call, tenant=self._tenant, trace=self._trace)
+            await self._submit(call)
         except HeadraceError:
             await self._feeds.end(feed)
             raise
         names = {"request_id": call.request_id, "session_id": call.session_id}
         await self._send(text_frame(orjson.dumps({"type": "accepted"} | names)))
         await self._feeds.start(feed)
+
+    async def _submit(self, call: Submission) -> None:
+        """One that is refused is not ours to cancel; one that may be written is.
+
+        Raises: as `submit`.
+        """
+        is_new = not call.background and call.request_id not in self._foreground
+        if is_new:
+            self._foreground[call.request_id] = call.session_id
+        try:
+            await submit(self._gateway, call, tenant=self._tenant, trace=self._trace)
+        except RequestError:
+            if is_new:
+                del self._foreground[call.request_id]
+            raise
 
     async def _subscribe(self, frame: Subscribe) -> None:
         placed = frame.starting_after is not None or frame.cursor is not None

@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from headrace.consumers.gateway import Bounds, build_app
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.topics import ensure_topics
+from headrace.schemas.errors import RateLimitedError
 from headrace.schemas.settings import Settings
 from tests.unit.consumers.doubles import TOPIC_PARTITIONS, ResponseWriter, ScriptedSink, answer
 from tests.unit.consumers.running import running
@@ -365,3 +366,26 @@ async def test_sockets_need_a_key_and_our_own_page(stack: Stack, tmp_path: Path)
     async with connect(stack.url) as socket:  # another gateway, whose tenant is "default"
         await send(socket, type="subscribe", request_id="r1", session_id="r1")
         assert await flush(socket) == {"type": "pong"}
+
+
+async def test_a_known_id_is_answered_whatever_session_it_was_in(stack: Stack) -> None:
+    """A repeat that names no session was followed in a session of its own, for ever."""
+    for value in answer("r1", "s1", WORDS[:3]):
+        await stack.events.write(value, session_id="s1")
+    stack.sink.silent = True  # a worker answers an id once
+    async with connect(stack.url) as socket:
+        await send(socket, type="generate", request_id="r1", messages=MESSAGES)
+        assert (await receive(socket))["type"] == "accepted"
+        assert numbers(await read_events(socket, 3)) == [0, 1, 2]
+
+
+async def test_a_refused_generation_is_not_cancelled_with_its_socket(stack: Stack) -> None:
+    """It ended the one of that id which another socket follows; and was kept without a bound."""
+    stack.sink.refusals += [RateLimitedError("slow down", retry_after_s=1, limit="requests")]
+    async with connect(stack.url) as socket:
+        await send(socket, type="generate", request_id="r1", messages=MESSAGES, background=False)
+        assert (await receive(socket))["error"]["code"] == "rate_limited"
+    await settled(lambda: stack.log.num_subscriptions == 0)
+    async with connect(stack.url) as socket:
+        await flush(socket)
+    assert stack.sink.cancelled == []
