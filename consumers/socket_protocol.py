@@ -17,6 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from headrace.consumers.http_protocol import LINGER_S, bound_kernel_buffer
+from headrace.consumers.in_pieces import InPieces
 from headrace.schemas.errors import HeadraceError
 
 WIRE = "headrace.wire"
@@ -31,11 +32,6 @@ TRY_AGAIN_LATER = 1013
 WRITE_BUFFER_BYTES = 32 * 1024
 """What one client may leave here before its readers wait, plus one frame."""
 
-
-PIECE_BYTES = 4 * 1024
-"""What is parsed in a row, then others have their turn: a read may bring 256 KB, 40,000 frames that
-take half a second. Of the smallest frames this is a few milliseconds of work.
-"""
 
 MAX_FRAGMENTS = 1_000
 """Kept one by one, then as one: empty fragments count in no limit of a message's size."""
@@ -52,7 +48,7 @@ class StalledError(HeadraceError):
         return f"the client took nothing for {self.stall_s:g} s"
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
+class SocketProtocol(InPieces, WebSocketsSansIOProtocol):
     """For `uvicorn.Config(ws=…)`. Applications use `write`, `until_writable` and `let_go` beside
     what ASGI gives them.
     """
@@ -61,15 +57,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     session: Callable[[], Coroutine[Any, Any, None]] | None = None
     """What the application leaves to be run for the rest of the socket's life."""
 
-    _turn: asyncio.Handle | None = None
-    """Parses the next piece of what was `_received`."""
-
     def connection_made(self, transport: BaseTransport) -> None:
         """Bound the buffers."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         bound_kernel_buffer(self.transport)
-        self._received = bytearray()
 
     async def run_asgi(self) -> None:
         """Run the application, which finds this object in its scope, then the `session` it left.
@@ -125,39 +117,26 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
         self.read_paused = False
-        self._read_on()
+        self.read_on()
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     # --- what uvicorn does otherwise
 
-    def data_received(self, data: bytes) -> None:
-        """Parse it, in pieces; a message that the session has not taken ends the parsing."""
-        self._received += data
-        if self._turn is None and not self.read_paused:
-            self._take_piece()
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a message that the session has not taken."""
+        return self.read_paused
 
-    def _take_piece(self) -> None:
-        self._turn = None
-        piece = bytes(self._received[:PIECE_BYTES])
-        del self._received[:PIECE_BYTES]
-        super().data_received(piece)
-        self._read_on()
-
-    def _read_on(self) -> None:
-        """Parse what is left, in a later turn; then read again."""
-        if self._received:
-            self.transport.pause_reading()
-            if self._turn is None and not self.read_paused:
-                self._turn = self.loop.call_soon(self._take_piece)
-        elif not self.read_paused:
-            self.transport.resume_reading()
+    def parse(self, piece: bytes) -> None:
+        """Take frames in."""
+        WebSocketsSansIOProtocol.data_received(self, piece)
 
     async def receive(self) -> Any:
         """The next message. Cancel: safe."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._read_on()
+            self.read_on()
         return message
 
     def handle_cont(self, event: Frame) -> None:
@@ -168,9 +147,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """What was not parsed is lost."""
-        self._received.clear()
-        if self._turn is not None:
-            self._turn.cancel()
+        self.drop_rest()
         super().connection_lost(exc)
 
     def schedule_ping(self) -> None:

@@ -11,6 +11,13 @@ class FillingTransport(asyncio.Transport):
         super().__init__()
         self.unread = b""
         self.aborted = False
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def get_protocol(self) -> Any:
+        return self.protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "socket" else default

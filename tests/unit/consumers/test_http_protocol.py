@@ -35,3 +35,55 @@ def test_who_does_not_read_for_long_is_cut_off(reads_on: bool) -> None:
         protocol.connection_lost(None)
 
     run_virtually(run())
+
+
+async def test_requests_sent_ahead_without_end_are_not_held() -> None:
+    """One connection took 180 MB a second: after each answer all that had come was parsed."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, log_config=None)
+    config.load()
+    protocol, transport = HttpProtocol(config, ServerState(), {}), FillingTransport()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n" * 5_000)
+    most = 0
+    async with asyncio.timeout(10):
+        while transport.unread.count(b"204 No") < 5_000:
+            most = max(most, len(protocol.pipeline))
+            await asyncio.sleep(0)
+    assert 0 < most < 300
+    protocol.connection_lost(None)
+
+
+async def test_a_body_that_is_not_taken_yet_arrives_whole() -> None:
+    """In pieces, with pauses while the application is behind."""
+    taken = asyncio.Event()
+    body = b""
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        nonlocal body
+        more = True
+        while more:
+            await asyncio.sleep(0)
+            message = await receive()
+            body += message["body"]
+            more = message["more_body"]
+        taken.set()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, log_config=None)
+    config.load()
+    protocol, transport = HttpProtocol(config, ServerState(), {}), FillingTransport()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    sent = bytes(range(256)) * 2_000
+    protocol.data_received(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent)
+    async with asyncio.timeout(10):
+        await taken.wait()
+    assert body == sent
+    protocol.connection_lost(None)
