@@ -160,12 +160,12 @@ function factsOf(turn) {
   if (turn.reason === "cancelled") add("Stopped", "", "mark");
   if (turn.reason === "length") add("Cut at the token limit", "", "mark");
   if (turn.usage) {
-    const { decode_ms: decodeMs } = turn.timings ?? {};
+    const { decode_ms: decodeMs } = turn.workers.length > 1 ? {} : turn.timings ?? {}; // of the last worker alone
     const tokens = turn.usage.completion_tokens;
     add(`${tokens} tokens`, `${turn.usage.prompt_tokens} prompt tokens`);
     if (decodeMs > 0 && tokens > 1) add(`${((tokens - 1) / decodeMs * 1000).toFixed(1)} tokens/s`);
   }
-  const firstMs = turn.timings?.ttft_ms || turn.firstMs;
+  const firstMs = (turn.workers.length > 1 ? 0 : turn.timings?.ttft_ms) || turn.firstMs;
   if (firstMs && turn.done) add(`first token ${seconds(firstMs)}`, "time to the first token");
   if (turn.workers.length === 1) add(turn.workers[0], "the worker that wrote this", "worker");
   if (turn.workers.length > 1) add(turn.workers.join(" → "), "the workers that wrote this, one after the other", "worker");
