@@ -5,6 +5,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -441,3 +442,22 @@ async def test_sessions_are_deleted_over_http(gateway: ScriptedGateway) -> None:
     assert answered == {"session_id": "s/1"}
     assert gateway.sink.deleted == [("default", "s/1")]
     assert caught.value.param == "session_id"
+
+
+async def test_a_wrong_key_is_an_authentication_error(
+    gateway: ScriptedGateway, tmp_path: Path
+) -> None:
+    """401 in OpenAI's form; the right key's tenant is the request's."""
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"key-a": "acme"}')
+    settings = gateway.settings.model_copy(update={"api_keys_file": keys})
+    async with scripted_gateway(settings, bounds=Bounds()) as locked:
+        for key in ("key-b", "none"):
+            async with locked.client(api_key=key) as client:
+                with pytest.raises(openai.AuthenticationError) as caught:
+                    await client.models.list()
+            assert caught.value.code == "unauthorized"
+        async with locked.client(api_key="key-a") as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=HI)
+        assert answer.choices[0].message.content == "".join(WORDS)
+        assert locked.sink.tenants == ["acme"]
