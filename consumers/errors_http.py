@@ -58,7 +58,7 @@ def error_response(problem: HeadraceError) -> JSONResponse:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
-        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
+        headers["Retry-After"] = str(error.retry_after_s or RETRY_AFTER_S)
     return JSONResponse({"error": error.body()}, status, headers)
 
 

@@ -47,7 +47,7 @@ def trailing_of(problem: HeadraceError, *, cursor: str | None = None) -> Metadat
     if error.param is not None:
         found.append(("headrace-param", quote(error.param, safe=_PRINTABLE)))
     if code_of(problem) in _RETRIED:
-        wait_s = getattr(problem, "retry_after_s", RETRY_AFTER_S)
+        wait_s = error.retry_after_s or RETRY_AFTER_S
         found.append(("retry-after", str(wait_s)))
     if cursor is not None:
         found.append(("headrace-cursor", cursor))

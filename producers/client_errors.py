@@ -30,6 +30,7 @@ class AnswerFailedError(RequestError):
         super().__init__(error.code, error.message, error.param)
         self.args = (error, request_id, session_id)  # what pickle and copy call this class with
         self.request_id, self.session_id = request_id, session_id
+        self.retry_after_s = error.retry_after_s
 
 
 class OutOfTouchError(HeadraceError):

@@ -55,6 +55,9 @@ class SettingsError(HeadraceError):
 class RequestError(HeadraceError):
     """A request is refused; it ends with a `failed` event and its neighbours are not touched."""
 
+    retry_after_s: float | None = None
+    """After this the same request may be taken; None where waiting does not help, or is unknown."""
+
     def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
         super().__init__(code, message, param)
         self.code, self.message, self.param = code, message, param
@@ -65,12 +68,15 @@ class RequestError(HeadraceError):
     def body(self) -> dict[str, Any]:
         """The `error` object of a `failed` event and of an HTTP error, in OpenAI's form."""
         kind = "server_error" if self.code in _SERVER_SIDE else "invalid_request_error"
-        return {
+        told: dict[str, Any] = {
             "type": kind,
             "code": self.code.value,
             "message": _writable(self.message),
             "param": None if self.param is None else _writable(self.param),
         }
+        if self.retry_after_s is not None:  # a WebSocket's frame has no header for it
+            told["retry_after_s"] = self.retry_after_s
+        return told
 
 
 def told_error(body: Mapping[str, Any]) -> RequestError:
@@ -79,7 +85,11 @@ def told_error(body: Mapping[str, Any]) -> RequestError:
         code = ErrorCode(str(body.get("code")))
     except ValueError:
         code = ErrorCode.INTERNAL_ERROR
-    return RequestError(code, str(body.get("message") or code.value), body.get("param"))
+    error = RequestError(code, str(body.get("message") or code.value), body.get("param"))
+    wait_s = body.get("retry_after_s")
+    if isinstance(wait_s, int | float):
+        error.retry_after_s = wait_s
+    return error
 
 
 def _writable(text: str) -> str:
@@ -109,10 +119,6 @@ class RateLimitedError(RequestError):
         super().__init__(ErrorCode.RATE_LIMITED, text)
         self.args = (message, retry_after_s, limit)  # what pickle and copy call this class with
         self.retry_after_s, self.limit = retry_after_s, limit
-
-    def body(self) -> dict[str, Any]:
-        """With `retry_after_s`: a WebSocket's frame has no header for it."""
-        return super().body() | {"retry_after_s": self.retry_after_s}
 
 
 class UnavailableError(HeadraceError):

@@ -8,10 +8,12 @@ import pytest
 from headrace.schemas.errors import (
     ErrorCode,
     HeadraceError,
+    RateLimitedError,
     RequestError,
     SettingsError,
     UnavailableError,
     UndecodableError,
+    told_error,
 )
 
 ERRORS = [
@@ -40,6 +42,14 @@ def test_texts() -> None:
 def test_which_errors_may_be_tried_again() -> None:
     """Only where nobody answered."""
     assert [error.retriable for error in ERRORS] == [False, False, False, True, False]
+
+
+def test_how_long_to_wait_is_handed_on() -> None:
+    """From a gateway's error to the one that its client raises; nonsense is not."""
+    limited = RateLimitedError("too much", 7, "tokens")
+    assert told_error(limited.body()).retry_after_s == 7
+    assert told_error(limited.body() | {"retry_after_s": "soon"}).retry_after_s is None
+    assert "retry_after_s" not in RequestError(ErrorCode.EXPIRED, "late").body()
 
 
 @pytest.mark.parametrize("code", ErrorCode)
