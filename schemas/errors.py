@@ -113,6 +113,7 @@ class RateLimitedError(RequestError):
     """
 
     retriable = True
+    retry_after_s: int
 
     def __init__(self, message: str, retry_after_s: int, limit: str) -> None:
         text = f"{message}; try again in {retry_after_s} s"
