@@ -17,6 +17,13 @@ from headrace.consumers.submission import Submission
 from headrace.schemas.errors import HeadraceError, RateLimitedError
 from headrace.schemas.reply import is_last
 
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{figure}-{limit}"
+    for figure in ("limit", "remaining", "reset")
+    for limit in Limits._fields
+)
+"""What `Admission.headers` may name."""
+
 
 class Admission:
     """One for each gateway; every way in goes through it."""

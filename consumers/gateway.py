@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from headrace.consumers import api_operations as operations
-from headrace.consumers.admission import Admission
+from headrace.consumers.admission import LIMIT_HEADERS, Admission
 from headrace.consumers.api_keys import ApiKeys, load_key_table
 from headrace.consumers.auth import SUBPROTOCOL, bearer, check_bind, key_of_subprotocols
 from headrace.consumers.bodies import trace_of
@@ -115,7 +115,7 @@ def _cross_origin(settings: Settings) -> list[Middleware]:
     """Answers browsers' questions of whether a page of another site may call; for those named."""
     if not settings.origins:
         return []
-    told = [REQUEST_ID, IGNORED_FIELDS, "retry-after"]
+    told = [REQUEST_ID, IGNORED_FIELDS, "retry-after", *LIMIT_HEADERS]
     return [
         Middleware(
             CORSMiddleware,

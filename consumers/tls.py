@@ -6,9 +6,11 @@ they began with.
 
 import asyncio
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
+from cryptography.x509 import load_pem_x509_certificate
 
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import PREFIX, Settings
@@ -29,9 +31,11 @@ class TlsFiles:
         """Raises: SettingsError where they cannot be used; it names the file, never its content."""
         self.cert_file, self.key_file = cert_file, key_file
         self._seen = self._state()
-        self.context = _new_context(cert_file, key_file)
-        self.pair = (key_file.read_bytes(), cert_file.read_bytes())
+        made = _Loaded(cert_file, key_file)
+        self.context = made.context
+        self.pair = made.pair
         """For servers that want the texts: key, certificate chain."""
+        self.expires_at = made.expires_at
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,15 +58,20 @@ class TlsFiles:
         state = self._state()
         if state == self._seen:
             return False
-        _new_context(self.cert_file, self.key_file)  # half a pair must not spoil the one in use
-        self.context.load_cert_chain(self.cert_file, self.key_file, _no_password)
-        self.pair = (self.key_file.read_bytes(), self.cert_file.read_bytes())
+        made = _Loaded(self.cert_file, self.key_file)  # half a pair must not spoil the one in use
+        _load(self.context, self.cert_file, self.key_file)
+        self.pair, self.expires_at = made.pair, made.expires_at
         self._seen = state
         return True
 
     async def _watch(self) -> None:
-        told = ""
+        told, expired = "", False
         while True:
+            if self.expires_at > datetime.now(UTC):
+                expired = False
+            elif not expired:
+                expired = True
+                _log.warning("gateway.certificate_expired", path=str(self.cert_file))
             await asyncio.sleep(WATCH_INTERVAL_S)
             try:
                 if self.reload():
@@ -92,21 +101,35 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _new_context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
-    for name, path in (("TLS_CERT_FILE", cert_file), ("TLS_KEY_FILE", key_file)):
+class _Loaded:
+    """All that is made of the two files. Raises: SettingsError."""
+
+    def __init__(self, cert_file: Path, key_file: Path) -> None:
+        self.pair = _read("TLS_KEY_FILE", key_file), _read("TLS_CERT_FILE", cert_file)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        _load(self.context, cert_file, key_file)
         try:
-            path.read_bytes()
-        except OSError as problem:
-            raise SettingsError(f"{PREFIX}{name}: {path}: {problem.strerror}") from problem
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+            self.expires_at = load_pem_x509_certificate(self.pair[1]).not_valid_after_utc
+        except ValueError as problem:
+            raise SettingsError(f"{PREFIX}TLS_CERT_FILE: {cert_file}: {problem}") from problem
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise SettingsError(f"{PREFIX}{name}: {path}: {problem.strerror}") from problem
+
+
+def _load(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    """Raises: SettingsError, also where the files went since they were read."""
     try:
         context.load_cert_chain(cert_file, key_file, _no_password)
-    except (ssl.SSLError, ValueError) as problem:
+    except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
         text = f"{cert_file} and {key_file} are no certificate and its key, in PEM"
         raise SettingsError(f"{PREFIX}TLS_CERT_FILE: {text}: {_reason(problem)}") from problem
-    return context
 
 
 def _no_password() -> str:
@@ -115,4 +138,7 @@ def _no_password() -> str:
 
 
 def _reason(problem: Exception) -> str:
-    return problem.reason if isinstance(problem, ssl.SSLError) and problem.reason else str(problem)
+    if isinstance(problem, OSError):  # ssl.SSLError is one
+        reason = problem.reason if isinstance(problem, ssl.SSLError) else problem.strerror
+        return reason or str(problem)
+    return str(problem)

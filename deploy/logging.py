@@ -15,7 +15,8 @@ from headrace.deploy.console import stderr_console
 from headrace.schemas.settings import Settings
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
-_QUERY_KEY = re.compile(r"(?<=[?&]api_key=)[^&\s\"]+")
+_QUERY_KEY = re.compile(r"(?<=[?&])(api_key|[^=&\s]*%[^=&\s]*)=[^&\s]+")
+"""The name may be written with %: servers decode it before they compare."""
 _SECRET_FIELDS = frozenset({"password", "authorization", "api_key", "sasl_plain_password"})
 _MASK = "***"
 
@@ -116,7 +117,7 @@ def mask_secrets(
         if name.lower() in _SECRET_FIELDS:
             event[name] = _MASK
         elif isinstance(value, str):
-            event[name] = _QUERY_KEY.sub(_MASK, _URL_PASSWORD.sub(rf"\1:{_MASK}@", value))
+            event[name] = _QUERY_KEY.sub(rf"\1={_MASK}", _URL_PASSWORD.sub(rf"\1:{_MASK}@", value))
     return event
 
 

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 PAGE = "https://app.example"
 KEY, PROMPT = "key-nobody-may-see", "prompt-nobody-may-see"
+PASSWORD = "password-nobody-may-see"
 
 
 @pytest.fixture
@@ -66,6 +67,8 @@ async def test_pages_of_named_origins_may_call_and_others_may_not(address: str) 
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == PAGE
         assert answer.headers["x-content-type-options"] == "nosniff"
+        shown = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"retry-after", "x-ratelimit-remaining-requests"} <= set(shown)
         for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
             refused = await http.get("/v1/models", headers=headers)
             assert refused.status_code == 401
@@ -150,7 +153,9 @@ async def test_https_wss_and_grpc_with_a_certificate_and_nothing_secret_in_the_l
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace.deploy.cli", "gateway"),
             *(f"--{name}={value}" for name, value in flags.items()),
-            env=child_environment(kafka=settings.kafka, topic_prefix=settings.topic_prefix),
+            env=child_environment(
+                kafka=settings.kafka, topic_prefix=settings.topic_prefix, kafka_password=PASSWORD
+            ),
             stderr=log_file,
             stdout=PIPE,
         )
@@ -167,7 +172,7 @@ async def test_https_wss_and_grpc_with_a_certificate_and_nothing_secret_in_the_l
     text = (tmp_path / "log").read_text()
     assert process.returncode == 0
     assert "/v1/stream?api_key=***" in text
-    for secret in (KEY, PROMPT, _base64(KEY)):
+    for secret in (KEY, PROMPT, PASSWORD, _base64(KEY)):
         assert secret not in text
 
 

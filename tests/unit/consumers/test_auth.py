@@ -16,9 +16,10 @@ from headrace.schemas.settings import Settings
 
 def test_strangers_are_served_only_with_keys(tmp_path: Path) -> None:
     """Loopback needs no keys, any other address does."""
-    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"):
         check_bind(Settings(http_host=host))
-    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+    mapped = ("::ffff:0.0.0.0", "::ffff:10.0.0.1")
+    for host in ("0.0.0.0", "0", "::", *mapped, "10.0.0.1", "example.org", "localhost.example.org"):
         with pytest.raises(SettingsError):
             check_bind(Settings(http_host=host))
         check_bind(Settings(http_host=host, api_keys_file=tmp_path / "keys.json"))

@@ -1,7 +1,9 @@
 """The certificate files of the gateway."""
 
+import asyncio
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,19 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from structlog.testing import capture_logs
 
+from headrace.consumers import tls
 from headrace.consumers.tls import TlsFiles, load_tls
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import Settings, load_settings
 
 
-def write_pair(folder: Path, authority: trustme.CA) -> tuple[Path, Path]:
+def write_pair(
+    folder: Path, authority: trustme.CA, not_after: datetime | None = None
+) -> tuple[Path, Path]:
     """A fresh certificate of this machine's, and its key."""
-    made = authority.issue_cert("127.0.0.1", "localhost")
+    made = authority.issue_cert("127.0.0.1", "localhost", not_after=not_after)
     certificate, key = folder / "chain.pem", folder / "key.pem"
     made.private_key_pem.write_to_path(key)
     certificate.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
@@ -91,3 +97,47 @@ def test_what_cannot_be_used_is_one_clear_error(
         TlsFiles(certificate, key)
     assert "PRIVATE KEY" not in str(problem.value)
     assert ("decrypt" in str(problem.value)) == (fault == "encrypted")
+
+
+class VanishingPath(type(Path())):  # type: ignore[misc]
+    """A file that is renamed away as soon as it was read, as some renewals do it."""
+
+    def read_bytes(self) -> bytes:
+        """The last look at it."""
+        found: bytes = super().read_bytes()
+        self.unlink()
+        return found
+
+
+def test_files_that_vanish_while_they_are_read_are_one_clear_error(
+    pair: tuple[Path, Path],
+) -> None:
+    """An OSError from there ended the watching for ever, and nothing told of it."""
+    with pytest.raises(SettingsError, match="No such file"):
+        TlsFiles(pair[0], VanishingPath(pair[1]))
+
+
+async def told(files: TlsFiles, event: str) -> list[str]:
+    """The events of its watching, up to and with `event`."""
+    with capture_logs() as lines:
+        await files.start()
+        try:
+            async with asyncio.timeout(5):
+                while event not in [line["event"] for line in lines]:  # noqa: ASYNC110 - a log
+                    await asyncio.sleep(0.01)
+        finally:
+            await files.stop()
+    return [line["event"] for line in lines]
+
+
+async def test_an_expired_certificate_is_told_once_until_there_is_another(
+    tmp_path: Path, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served all the same: what clients say to it is clear."""
+    monkeypatch.setattr(tls, "WATCH_INTERVAL_S", 0.01)
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    files = TlsFiles(*write_pair(tmp_path, authority, yesterday))
+    assert await told(files, "gateway.certificate_expired") == ["gateway.certificate_expired"]
+    write_pair(tmp_path, authority)
+    assert "gateway.certificate_replaced" in await told(files, "gateway.certificate_replaced")
+    assert files.expires_at > datetime.now(UTC)
