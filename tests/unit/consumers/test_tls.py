@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -141,3 +142,37 @@ async def test_an_expired_certificate_is_told_once_until_there_is_another(
     write_pair(tmp_path, authority)
     assert "gateway.certificate_replaced" in await told(files, "gateway.certificate_replaced")
     assert files.expires_at > datetime.now(UTC)
+
+
+async def certificate_shown(port: int) -> bytes | None:
+    """What a new connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    found: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return found
+
+
+async def test_new_connections_are_shown_the_new_certificate(
+    pair: tuple[Path, Path], authority: trustme.CA
+) -> None:
+    """The server that listens is not started anew; a broken pair between them changes nothing."""
+    files = TlsFiles(*pair)
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=files.context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        before = await certificate_shown(port)
+        pair[0].write_text("-----BEGIN")
+        with pytest.raises(SettingsError):
+            files.reload()
+        assert await certificate_shown(port) == before
+        write_pair(pair[0].parent, authority)
+        assert files.reload()
+        assert await certificate_shown(port) not in (None, before)
