@@ -13,7 +13,7 @@ from headrace.consumers.openapi import IDENTIFIER, Operation, parameter
 from headrace.schemas.request import MAX_ID_CHARS
 
 _AUTH = (401,)
-_WRITING = (400, *_AUTH, 413, 503)
+_WRITING = (400, *_AUTH, 408, 413, 415, 503)
 _GENERATING = (*_WRITING, 404, 410, 429, 500, 504)
 
 _IDEMPOTENCY_KEY = parameter(

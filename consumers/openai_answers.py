@@ -137,6 +137,9 @@ class ErrorBody(BaseModel):
     code: ErrorCode
     message: str
     param: str | None = Field(description="the path of the field that is wrong")
+    retry_after_s: float | None = Field(
+        None, description="only with `rate_limited`: seconds after which the same call fits"
+    )
 
 
 class ErrorAnswer(BaseModel):

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.consumers.admission import LIMIT_HEADERS
 from headrace.consumers.http_calls import IGNORED_FIELDS, REQUEST_ID
 from headrace.consumers.openai_answers import ChatCompletionChunk, ErrorAnswer, TextCompletionChunk
 from headrace.consumers.submission import CallOptions, CancelCall
@@ -42,8 +43,10 @@ _ABOUT_STATUS = {
     400: "the call is not valid; `param` names the field",
     401: "no API key, or one that is not known",
     404: "there is no such model or request",
+    408: "the body did not come in time",
     410: "`resume_gap`: events of the request are gone from the log",
     413: "the body is too large",
+    415: "the body is compressed",
     429: "`rate_limited`: too much, or too many calls at once",
     500: "the generation failed; the code says why",
     503: "`overloaded`, or not ready: try again",
@@ -62,6 +65,12 @@ _IGNORED_HEADER: Schema = {
     "schema": {"type": "string"},
 }
 _RETRY_AFTER_HEADER: Schema = {"description": "seconds", "schema": {"type": "integer"}}
+_LIMIT_HEADER: Schema = {
+    "description": "how the tenant's limits a minute stand; `reset`, as `1.050s`, says when all of "
+    "it is free again. Absent where the tenant has no such limit.",
+    "schema": {"type": "string"},
+}
+_LIMIT_HEADERS: Schema = dict.fromkeys(LIMIT_HEADERS, _LIMIT_HEADER)
 
 
 @dataclass(frozen=True)
@@ -195,6 +204,8 @@ def _extra(operation: Operation) -> Schema:
     headers = {REQUEST_ID: _REQUEST_ID_HEADER}
     if operation.names_ignored:
         headers[IGNORED_FIELDS] = _IGNORED_HEADER
+    if 429 in operation.errors:
+        headers |= _LIMIT_HEADERS
     responses: dict[str, Schema] = {str(operation.status): {"headers": headers}}
     if operation.stream:
         schema = _server_sent_event(operation)
@@ -248,6 +259,8 @@ def _other_answers(operation: Operation) -> dict[int | str, dict[str, Any]]:
     }
     for status in {429, 503} & set(operation.errors):
         found[status]["headers"] = {"Retry-After": _RETRY_AFTER_HEADER}
+    if 429 in found:
+        found[429]["headers"] |= _LIMIT_HEADERS
     return found
 
 

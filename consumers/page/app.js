@@ -9,7 +9,7 @@ import { SessionsView } from "./sessions_view.js";
 import { TurnsView } from "./turns_view.js";
 
 const STATES = {
-  connecting: "Connecting…", open: "Connected", waiting: "Reconnecting…", offline: "Offline",
+  connecting: "Connecting…", open: "Connected", waiting: "Reconnecting…", offline: "Offline", denied: "Needs a key",
 };
 const LIST_INTERVAL_MS = 60000; // "Today" becomes "Yesterday" while the page stays open
 const NARROW = matchMedia("(max-width: 52rem)");
@@ -19,6 +19,7 @@ const say = (text) => { $("announce").textContent = text; };
 let transcript; // the one that is shown
 let model = null;
 let isAway = false; // the gateway, since the socket was open last
+let isDenied = false; // the gateway is there, and wants a key, or another one
 let isDeclined = false; // the person closed the dialog for the key
 
 const sessions = new Sessions({ onChange: changedElsewhere, onFull: (isFull) => { $("full").hidden = !isFull; } });
@@ -27,26 +28,32 @@ const talk = new Conversations({ connection, sessions, onTurn: changed });
 const live = new LivePanel($("live"));
 const list = new SessionsView($("sessions"), { onChoose: choose, onRename: askName, onDelete: askDelete });
 const view = new TurnsView({
-  list: $("turns"), scroll: $("scroll"), toEnd: $("to-end"), say, isAway: () => isAway,
+  list: $("turns"), scroll: $("scroll"), toEnd: $("to-end"), say, trouble: () => isAway && (isDenied ? "denied" : "away"),
 });
 
 // --- what changes
 
 function opened() {
+  isDenied = false;
   talk.opened();
   tellForgotten();
   if (!model) checkKey();
 }
 
 function showState(state) {
-  $("connection").dataset.state = state;
-  $("connection").textContent = STATES[state];
+  showConnection(isDenied && ["connecting", "waiting"].includes(state) ? "denied" : state);
   if (state === "connecting") return;
   isAway = state !== "open";
   view.refresh();
   if (!isAway) return;
   talk.closed();
   if (state === "waiting") checkKey();
+}
+
+function showConnection(name) {
+  if ($("connection").dataset.state === name) return; // it is read aloud when it changes
+  $("connection").dataset.state = name;
+  $("connection").textContent = STATES[name];
 }
 
 function changed(its, turn) {
@@ -171,11 +178,15 @@ function toggleLive() {
 async function checkKey() {
   try {
     model = await modelName();
+    isDenied = false;
     $("model").textContent = model ?? "";
     $("model").title = model ?? "";
     $("model").hidden = !model;
   } catch (problem) {
-    if (!problem.isDenied) return; // the gateway is away: the socket tries again
+    isDenied = Boolean(problem.isDenied) && !connection.isOpen; // open: that was about the key before
+    if (!isDenied) return; // the gateway is away: the socket tries again
+    showConnection("denied");
+    view.refresh();
     if (isDeclined || document.querySelector("dialog[open]")) return;
     $("key-refused").hidden = !getKey();
     $("key").value = "";
@@ -185,6 +196,7 @@ async function checkKey() {
 
 $("key-form").addEventListener("submit", () => {
   setKey($("key").value);
+  isDenied = false;
   connection.renew();
 });
 $("key-dialog").addEventListener("cancel", () => { isDeclined = true; });

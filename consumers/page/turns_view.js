@@ -6,6 +6,10 @@ import { MarkdownView } from "./markdown_view.js";
 const NEAR_END_PX = 80;
 const PAUSED_MS = 4000; // without an event: several flushes of the slowest worker, less than a failover
 const TICK_MS = 1000;
+const TROUBLES = { // why nothing comes, by whether the question is in the log
+  away: ["The gateway is away; the answer goes on once it is back", "Sent once the gateway is back"],
+  denied: ["The answer goes on once there is a key", "Sent once there is a key"],
+};
 const MAX_SPOKEN_CHARS = 400; // longer answers are said to be there, and can be read as one likes
 
 function element(tag, className, text) {
@@ -26,9 +30,9 @@ export class TurnsView {
   #transcript = null;
   #follows = true; // whether the view stays at the end
 
-  // list, scroll: elements; say(text): for screen readers; isAway(): whether the gateway is
-  constructor({ list, scroll, toEnd, say, isAway }) {
-    Object.assign(this, { list, scroll, toEnd, say, isAway });
+  // list, scroll: elements; say(text): for screen readers; trouble(): a key of TROUBLES, or false
+  constructor({ list, scroll, toEnd, say, trouble }) {
+    Object.assign(this, { list, scroll, toEnd, say, trouble });
     scroll.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     toEnd.addEventListener("click", () => this.jumpToEnd());
     new ResizeObserver(() => this.#stay()).observe(list);
@@ -142,10 +146,8 @@ export class TurnsView {
       return { text: `${turn.retryWhy}. Asked again in ${waitS} s`, mark: "mark" };
     }
     if (turn.stopping) return { text: "Stopping…" };
-    if (this.isAway()) {
-      const text = turn.accepted ? "The gateway is away; the answer goes on once it is back" : "Sent once the gateway is back";
-      return { text, mark: "mark" };
-    }
+    const trouble = this.trouble();
+    if (trouble) return { text: TROUBLES[trouble][turn.accepted ? 0 : 1], mark: "mark" };
     if (!turn.text) return { text: "Waiting for a worker" };
     const isPaused = Date.now() - (turn.eventMs ?? 0) > PAUSED_MS;
     return isPaused ? { text: "Paused: goes on as soon as a worker takes it over", mark: "mark" } : {};

@@ -219,21 +219,27 @@ def keys_file(folder: Path, **keys: str) -> Path:
 async def test_a_gateway_with_keys_asks_for_one(
     site: Site, browser: Browser, tmp_path: Path
 ) -> None:
-    """The dialog comes, the key goes in a subprotocol, and the chat works; live figures as well."""
+    """The page says so and the dialog comes; a question that was asked before is answered then, once
+    the key went in a subprotocol. Live figures work as well.
+    """
     keys = keys_file(tmp_path, **{"key-a": "acme"})
     locked = Site(site.settings.model_copy(update={"api_keys_file": keys}), site.sink)
     await locked.start()
     page = await browser.new_page()
     try:
         await page.goto(locked.url)
+        await expect(page.locator("#connection")).to_have_text("Needs a key")
+        await page.locator("#key").press("Escape")
+        await ask(page, "hello")
+        await expect(facts(page)).to_have_text("Sent once there is a key")
         await page.locator("#key").fill("key-b")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("The key that this tab has is not accepted.")).to_be_visible()
+        await expect(page.locator("#connection")).to_have_text("Needs a key")
         await page.screenshot(path=tmp_path / "key.png")
         await page.locator("#key").fill("key-a")
         await page.keyboard.press("Enter")
         await expect(page.locator("#connection")).to_have_text("Connected")
-        await ask(page, "hi")
         await expect(answer(page)).to_have_text(WHOLE)
         assert site.worker.tenants == ["acme"]
         await page.get_by_role("button", name="Live figures").click()
@@ -263,6 +269,8 @@ async def test_a_key_that_is_revoked_is_asked_for_anew(
         keys_file(tmp_path, new="acme")
         await locked.start()
         await expect(page.get_by_text("The key that this tab has is not accepted.")).to_be_visible()
+        await expect(page.locator("#connection")).to_have_text("Needs a key")
+        await expect(facts(page)).to_contain_text("The answer goes on once there is a key")
         await page.locator("#key").fill("new")
         await page.keyboard.press("Enter")
         await expect(answer(page)).to_have_text(WHOLE)

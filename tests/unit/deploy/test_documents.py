@@ -13,12 +13,13 @@ import pytest
 from jsonschema import Draft7Validator
 from openapi_spec_validator import validate
 
+from headrace.consumers.admission import LIMIT_HEADERS
 from headrace.consumers.errors_http import status_of
 from headrace.consumers.openai_answers import FinishReason
 from headrace.consumers.socket_frames import decode_frame
 from headrace.consumers.submission import prepare
 from headrace.deploy import documents
-from headrace.schemas.errors import ErrorCode, RequestError
+from headrace.schemas.errors import ErrorCode, RateLimitedError, RequestError
 from headrace.schemas.event import FINISH_REASONS
 from headrace.schemas.json_schema import file_text
 from tests.documented_shapes import frame_problems, problems
@@ -77,10 +78,37 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_how_the_limits_stand_is_documented(path: str) -> None:
+    """In the headers of answers and of refusals by a limit, all that the gateway sends."""
+    responses = OPENAPI["paths"][path]["post"]["responses"]
+    for status in ("200", "429"):
+        assert set(LIMIT_HEADERS) <= set(responses[status]["headers"])
+    assert "Retry-After" in responses["429"]["headers"]
+
+
+@pytest.mark.parametrize("document", [OPENAPI, ASYNCAPI], ids=["openapi", "asyncapi"])
+def test_how_long_to_wait_is_documented(document: dict[str, Any]) -> None:
+    """In the error itself; only some have it."""
+    error = document["components"]["schemas"]["ErrorBody"]
+    told = RateLimitedError("too many", retry_after_s=20, limit="requests").body()
+    assert set(told) == set(error["properties"])
+    assert set(error["required"]) == set(told) - {"retry_after_s"}
+
+
+@pytest.mark.parametrize("status", ["408", "413", "415"])
+def test_refused_bodies_are_documented(status: str) -> None:
+    """Every route that reads a body may refuse it before it is parsed."""
+    for path, routes in OPENAPI["paths"].items():
+        for operation in routes.values():
+            if "requestBody" in operation:
+                assert status in operation["responses"], path
+
+
 def test_every_refusal_of_a_call_is_documented() -> None:
-    """The statuses of all codes, 413, and every finish reason."""
+    """The statuses of all codes, those of refused bodies, and every finish reason."""
     answers = OPENAPI["paths"]["/v1/chat/completions"]["post"]["responses"]
-    statuses = {status_of(RequestError(code, "")) for code in ErrorCode} | {413}
+    statuses = {status_of(RequestError(code, "")) for code in ErrorCode} | {408, 413, 415}
     assert {str(status) for status in statuses} == set(answers) - {"200"}
     assert set(FINISH_REASONS) == set(get_args(FinishReason))
 
