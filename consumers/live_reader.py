@@ -200,6 +200,7 @@ class LiveReader:
         """Raises: UnavailableError: the connection is opened anew, and the log looked at."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
+            before = dict(self.positions)  # they move on while the brokers are asked
             try:
                 ends = await bounded("probe", consumer.end_offsets(parts))
                 starts = await bounded("probe", consumer.beginning_offsets(parts))
@@ -207,7 +208,7 @@ class LiveReader:
                 self.brokers_answer = False  # now: to close the connection takes its time
                 raise
             for part in parts:
-                if ends[part] < self.positions[part.partition]:
+                if ends[part] < before[part.partition]:
                     raise UnavailableError("Kafka (responses)", PROBE_INTERVAL_S, "was cut")
                 if self._recent is not None:
                     self._recent.cut(part.partition, starts[part])

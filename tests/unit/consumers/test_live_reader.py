@@ -27,7 +27,9 @@ class ScriptedLog:
         self.records: list[LogRecord] = []
         self.start = 0
         self.trouble: list[Exception] = []
-        self.num_opened = 0
+        self.num_opened = self.num_asked = 0
+        self.grows_while_asked = False
+        """A record is written, and read, after its ends were found and before they are told."""
         self._place = 0
 
     @property
@@ -54,7 +56,13 @@ class ScriptedLog:
         return {PART: self.start}
 
     async def end_offsets(self, _parts: list[Any]) -> dict[Any, int]:
-        return {PART: self.end}
+        ends = {PART: self.end}
+        self.num_asked += 1
+        if self.grows_while_asked:
+            write(self, 1)
+            while self._place < self.end:  # noqa: ASYNC110 - `getmany` is the only other task
+                await asyncio.sleep(0.005)
+        return ends
 
     async def getmany(self, **_: Any) -> dict[Any, list[Any]]:
         await asyncio.sleep(0.005)
@@ -103,6 +111,7 @@ async def log(monkeypatch: pytest.MonkeyPatch) -> ScriptedLog:
     monkeypatch.setattr(f"{place}.reading", scripted.reading)
     monkeypatch.setattr(f"{place}.find_partitions", scripted.find_partitions)
     monkeypatch.setattr(f"{place}.FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(f"{place}.PROBE_INTERVAL_S", 0.01)
     return scripted
 
 
@@ -182,3 +191,24 @@ async def test_waiting_for_a_place_is_bounded(log: ScriptedLog, reading: Reading
     assert reading.reader.positions == {0: 5}
     with pytest.raises(UnavailableError):
         await reading.reader.reach({0: 6}, 0.05)
+
+
+async def test_a_log_that_grows_while_it_is_looked_at_is_not_taken_for_cut(
+    log: ScriptedLog, reading: Reading
+) -> None:
+    """The ends that are told are older than what was read meanwhile; the reading goes on."""
+    log.grows_while_asked = True
+    num_asked = log.num_asked
+    await reading.until(lambda: log.num_asked >= num_asked + 4)
+    assert (log.num_opened, reading.cuts) == (1, [])
+    assert reading.seen == list(range(3, 3 + len(reading.seen)))
+
+
+async def test_a_log_that_was_cut_is_noticed_without_a_new_record(
+    log: ScriptedLog, reading: Reading
+) -> None:
+    """Its end lies before what was read: the reading begins anew."""
+    write(log, 2)
+    await reading.until(lambda: reading.seen == [3, 4])
+    del log.records[2:]
+    await reading.until(lambda: reading.cuts == [0])
