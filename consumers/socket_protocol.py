@@ -74,6 +74,8 @@ class SocketProtocol(InPieces, WebSocketsSansIOProtocol):
 
     async def _app_and_session(self, *asgi: Any) -> None:
         await self.config.loaded_app(*asgi)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # refused in full, which uvicorn logs as an error
         if self.session is not None:
             cast("dict[str, Any]", self.scope).clear()
             del self.request, self.response

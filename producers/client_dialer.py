@@ -80,7 +80,7 @@ class Dialer:
                 ping_timeout=PING_INTERVAL_S,
                 close_timeout=CLOSE_TIMEOUT_S,
                 max_size=MAX_FRAME_BYTES,
-                ssl=self._addresses.tls if url.startswith("wss:") else None,
+                ssl=(self._addresses.tls or True) if url.startswith("wss:") else None,
             )
         except InvalidStatus as problem:
             raise _refusal(problem, url) from problem

@@ -10,6 +10,7 @@ const TROUBLES = { // why nothing comes, by whether the question is in the log
   away: ["The gateway is away; the answer goes on once it is back", "Sent once the gateway is back"],
   denied: ["The answer goes on once there is a key", "Sent once there is a key"],
 };
+const ADVICE = /; try again in \d+ s$/; // of a gateway's text: the page does it, and counts down
 const MAX_SPOKEN_CHARS = 400; // longer answers are said to be there, and can be read as one likes
 
 function element(tag, className, text) {
@@ -143,7 +144,8 @@ export class TurnsView {
   #stateOf(turn) {
     if (turn.retryAtMs) {
       const waitS = Math.max(0, Math.ceil((turn.retryAtMs - Date.now()) / 1000));
-      return { text: `${turn.retryWhy}. Asked again in ${waitS} s`, mark: "mark" };
+      const why = turn.retryWhy.replace(ADVICE, "");
+      return { text: `${why.charAt(0).toUpperCase()}${why.slice(1)}. Asked again in ${waitS} s`, mark: "mark" };
     }
     if (turn.stopping) return { text: "Stopping…" };
     const trouble = this.trouble();

@@ -54,7 +54,10 @@ async def between(context: BrowserContext) -> Between:
 
 
 def limited(**more: Any) -> dict[str, Any]:
-    return {"error": {"code": "rate_limited", "message": "too many requests", "type": "x"} | more}
+    return {
+        "error": {"code": "rate_limited", "message": "too many; try again in 9 s", "type": "x"}
+        | more
+    }
 
 
 async def test_a_rate_limit_is_waited_for(between: Between, page: Page, site: Site) -> None:
@@ -63,9 +66,9 @@ async def test_a_rate_limit_is_waited_for(between: Between, page: Page, site: Si
     await page.reload()
     between.answers = [limited(retry_after_s=75), limited() | {"retry_after_s": 30}]
     await ask(page, "Too soon")
-    await expect(facts(page)).to_contain_text("too many requests. Asked again in 75 s")
+    await expect(facts(page)).to_contain_text("Too many. Asked again in 75 s")
     await page.clock.fast_forward(75_000)
-    await expect(facts(page)).to_contain_text("too many requests. Asked again in 30 s")
+    await expect(facts(page)).to_contain_text("Too many. Asked again in 30 s")
     await page.clock.fast_forward(30_000)
     await expect(answer(page)).to_have_text(WHOLE)
     asked = [frame["request_id"] for frame in between.sent if frame["type"] == "generate"]
@@ -114,7 +117,7 @@ async def test_a_limit_without_a_wait_is_an_error(between: Between, page: Page) 
     """It would never pass."""
     between.answers = [limited()]
     await ask(page, "Too much")
-    await expect(facts(page)).to_have_text("too many requests")
+    await expect(facts(page)).to_have_text("too many; try again in 9 s")
 
 
 async def test_a_slow_reader_resumes_from_its_cursor(

@@ -27,14 +27,8 @@ PING = b"\x89\x80\0\0\0\0"
 CLOSE_1013 = b"\x88\x02\x03\xf5"
 
 
-async def opened() -> tuple[SocketProtocol, FillingTransport]:
-    """A socket after its handshake, with a client that has read the answer and then stopped."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
-        scope["extensions"][WIRE].session = asyncio.Event().wait
-
+def connected(app: Any) -> tuple[SocketProtocol, FillingTransport]:
+    """A socket whose client has asked for the upgrade."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -46,11 +40,53 @@ async def opened() -> tuple[SocketProtocol, FillingTransport]:
     protocol, transport = SocketProtocol(config, ServerState(), {}), FillingTransport()
     protocol.connection_made(transport)
     protocol.data_received(UPGRADE)
+    return protocol, transport
+
+
+async def opened() -> tuple[SocketProtocol, FillingTransport]:
+    """A socket after its handshake, with a client that has read the answer and then stopped."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        scope["extensions"][WIRE].session = asyncio.Event().wait
+
+    protocol, transport = connected(app)
     while not transport.unread:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     transport.unread = b""
     protocol.pause_writing()
     return protocol, transport
+
+
+async def test_a_refused_handshake_is_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Any stranger may cause it; the answer is the whole of what was to be said."""
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 401, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b"no"})
+
+    protocol, transport = connected(app)
+    await asyncio.wait(set(protocol.tasks))
+    assert transport.unread.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert transport.unread.endswith(b"no")
+    assert [record.message for record in caplog.records] == []
+
+
+async def test_a_handshake_that_is_left_open_is_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A bug of ours: the client is told 500."""
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None: ...
+
+    protocol, transport = connected(app)
+    await asyncio.wait(set(protocol.tasks))
+    assert transport.unread.startswith(b"HTTP/1.1 500")
+    assert "without completing handshake" in caplog.text
 
 
 async def gone(protocol: SocketProtocol) -> None:
