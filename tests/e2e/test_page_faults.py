@@ -222,8 +222,8 @@ def keys_file(folder: Path, **keys: str) -> Path:
 async def test_a_gateway_with_keys_asks_for_one(
     site: Site, browser: Browser, tmp_path: Path
 ) -> None:
-    """The page says so and the dialog comes; a question that was asked before is answered then, once
-    the key went in a subprotocol. Live figures work as well.
+    """A question that was asked before is answered once there is a key, which goes in a
+    subprotocol; live figures work as well.
     """
     keys = keys_file(tmp_path, **{"key-a": "acme"})
     locked = Site(site.settings.model_copy(update={"api_keys_file": keys}), site.sink)
