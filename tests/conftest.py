@@ -7,6 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.kept_logging import kept_logging
 from tests.services import kafka_service, redis_service
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -28,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit_s = marker.args if marker else (float(item.config.getini("timeout")),)
         given = marker.kwargs if marker else {}
         item.add_marker(pytest.mark.timeout(*limit_s, **{**given, "func_only": True}), append=False)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that a test runs in this process does not silence the tests after it."""
+    with kept_logging():
+        yield
 
 
 @pytest.fixture(scope="session")

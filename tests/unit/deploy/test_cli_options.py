@@ -1,11 +1,8 @@
 """Flags made from settings."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 import typer
 
 from headrace.deploy.commands import options
@@ -14,16 +11,6 @@ from headrace.deploy.local_services import changed
 from headrace.deploy.logging import mask_secrets
 from headrace.deploy.programs import gateway_program, worker_program
 from headrace.schemas.settings import Settings, load_settings
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    """Commands set logging up for their process; here it is the tests' process."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
 
 
 def settings_of(*args: str) -> Settings:
