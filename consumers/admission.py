@@ -15,7 +15,7 @@ from headrace.consumers.open_calls import OpenCalls
 from headrace.consumers.rate_limits import Limits, RateLimits
 from headrace.consumers.submission import Submission
 from headrace.schemas.errors import HeadraceError, RateLimitedError
-from headrace.schemas.reply import is_last
+from headrace.schemas.reply import is_last, usage_of
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{figure}-{limit}"
@@ -71,8 +71,9 @@ class Admission:
         """Take an event of the live log, whoever asked for it."""
         body = event.event
         if is_last(body):
+            used = usage_of(body, "total_tokens") or 0  # one that failed costs nothing
             self._limits.ended(
-                event.tenant, event.request_id, num_tokens=_usage(event), now_s=time.monotonic()
+                event.tenant, event.request_id, num_tokens=used, now_s=time.monotonic()
             )
         elif body["sequence_number"] == 0:
             self._limits.began(event.tenant, event.request_id, now_s=time.monotonic())
@@ -85,10 +86,3 @@ class Admission:
             found[f"x-ratelimit-remaining-{name}"] = str(standing.remaining)
             found[f"x-ratelimit-reset-{name}"] = f"{standing.reset_s:.3f}s"
         return found
-
-
-def _usage(event: LogEvent) -> int:
-    """Tokens that an answer took; 0 where it failed: that costs nothing."""
-    usage = event.event.get("usage")
-    total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if type(total) is int and total >= 0 else 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.consumers.lag_work import CHARS_PER_TOKEN
 from headrace.consumers.log_event import LogEvent
-from headrace.schemas.reply import event_text, is_last
+from headrace.schemas.reply import event_text, is_last, usage_of
 
 MAX_OPEN = 10_000
 """Answers remembered at once; of more, the one that was silent longest is forgotten."""
@@ -77,9 +77,8 @@ class AnswerTally:
         self.num_tokens = max(self.num_tokens, self._estimate)
 
     def _correction(self, answer: _Open, event: LogEvent) -> float:
-        usage = event.event.get("usage")
-        length = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if type(length) is not int or not answer.is_whole:
+        length = usage_of(event.event, "completion_tokens")
+        if length is None or not answer.is_whole:
             return 0.0
         if answer.num_chars:
             self._learn(answer.num_chars, length)

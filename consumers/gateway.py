@@ -66,6 +66,7 @@ def build_app(
     metrics.watch_past(lambda: log.num_readers_of_the_past, lambda: log.recent_seconds)
     if lag is not None:
         metrics.watch_lag(lag)
+        log.show(lag.on_event)
     bounds = bounds or Bounds()
     default_limits = Limits(settings.rate_limit_requests, settings.rate_limit_tokens)
     keys = ApiKeys(load_key_table(settings.api_keys_file), limits=default_limits)

@@ -70,12 +70,8 @@ class Generation:
     async def __aexit__(self, *_: object) -> None:
         try:
             if not self._feed.finished and not self._kept:
-                self._gateway.metrics.abandoned.inc()
-                await cancel(
-                    self._gateway, self.call.request_id, self.call.session_id, tenant=self._tenant
-                )
-        except UnavailableError as problem:  # it runs to its own end: costly, never wrong
-            _log.warning("a generation was not cancelled", reason=str(problem))
+                call = self.call
+                await abandon(self._gateway, call.request_id, call.session_id, tenant=self._tenant)
         finally:
             await self._close()
 
@@ -134,6 +130,15 @@ async def cancel(gateway: Gateway, request_id: str, session_id: str, *, tenant: 
     """Produce a cancel within the bound. Raises: UnavailableError."""
     writing = gateway.sink.cancel(request_id, session_id=session_id, tenant=tenant)
     await _written(gateway, "control", writing)
+
+
+async def abandon(gateway: Gateway, request_id: str, session_id: str, *, tenant: str) -> None:
+    """Cancel what its client has left; where Kafka does not answer, that is only logged."""
+    gateway.metrics.abandoned.inc()
+    try:
+        await cancel(gateway, request_id, session_id, tenant=tenant)
+    except UnavailableError as problem:  # it runs to its own end: costly, never wrong
+        _log.warning("a generation was not cancelled", reason=str(problem))
 
 
 async def forget(gateway: Gateway, session_id: str, *, tenant: str) -> None:

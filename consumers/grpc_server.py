@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.consumers.context import Gateway
 from headrace.consumers.grpc_service import GenerationService
+from headrace.consumers.owned_task import OwnedTask
 from headrace.consumers.server import FRAME_OVERHEAD_BYTES, SHUTDOWN_TIMEOUT_S
 from headrace.consumers.tls import TlsFiles
 from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
@@ -40,7 +41,7 @@ class GrpcServer:
         self._service = GenerationService(gateway)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_options(gateway), maximum_concurrent_rpcs=MAX_CALLS)
-        self._watch: asyncio.Task[None] | None = None
+        self._watch = OwnedTask("grpc.health")
 
     async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; returns the port, which was free if `port` is 0.
@@ -55,19 +56,17 @@ class GrpcServer:
         bound = self._bind(address, tls)
         await self._tell_health()
         await self._server.start()
-        # NOTE: this object's one task, ended and awaited by `stop`
-        self._watch = asyncio.create_task(self._watch_health(), name="grpc.health")
+        self._watch.start(self._watch_health())
         return bound
 
     async def stop(self) -> None:
         """No new calls; streams end with UNAVAILABLE, and the rest after a grace. Safe twice."""
-        task, self._watch = self._watch, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        try:
+            await self._watch.stop()
+        finally:
             await self._health.enter_graceful_shutdown()
-        self._service.end_all()
-        await self._server.stop(SHUTDOWN_TIMEOUT_S)
+            self._service.end_all()
+            await self._server.stop(SHUTDOWN_TIMEOUT_S)
 
     def _bind(self, address: str, tls: TlsFiles | None) -> int:
         try:

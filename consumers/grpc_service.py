@@ -19,13 +19,12 @@ from headrace.consumers.grpc_wire import body_of, response_of
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.requests_api import first_event
-from headrace.consumers.submission import prepare
+from headrace.consumers.submission import prepare, usable_id
 from headrace.consumers.subscription import SlowReaderError
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
 from headrace.schemas.headers import trace_headers
 from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
 from headrace.schemas.proto.headrace.v1.generation_pb2_grpc import GenerationServicer
-from headrace.schemas.request import MAX_ID_CHARS
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -91,8 +90,8 @@ class GenerationService(GenerationServicer):
 
     async def _cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         tenant = self._tenant_of(context)
-        request_id = _name(request.request_id, "request_id")
-        session_id = _name(request.session_id or request_id, "session_id")
+        request_id = usable_id(request.request_id, "request_id")
+        session_id = usable_id(request.session_id or request_id, "session_id")
         await cancel(self._gateway, request_id, session_id, tenant=tenant)
         return pb.CancelResponse()
 
@@ -130,8 +129,8 @@ class GenerationService(GenerationServicer):
         feed = RequestFeed(
             self._gateway.log,
             tenant=tenant,
-            request_id=_name(request.request_id, "request_id"),
-            session_id=_name(request.session_id, "session_id") if request.session_id else None,
+            request_id=usable_id(request.request_id, "request_id"),
+            session_id=usable_id(request.session_id, "session_id") if request.session_id else None,
             starting_after=request.starting_after if place == "starting_after" else None,
             cursor=request.cursor if place == "cursor" else None,
         )
@@ -191,9 +190,3 @@ class _Stream:
 def _metadata(context: Context) -> list[tuple[str, bytes]]:
     found = context.invocation_metadata() or ()
     return [(key, it.encode() if isinstance(it, str) else it) for key, it in found]
-
-
-def _name(text: str, param: str) -> str:
-    if not 0 < len(text) <= MAX_ID_CHARS:
-        raise RequestError(ErrorCode.INVALID_VALUE, "no usable id", param)
-    return text

@@ -23,17 +23,17 @@ LINGER_S = 120.0
 """How long a client may take to read what was sent; then the connection is cut."""
 
 
-def bound_kernel_buffer(transport: asyncio.Transport) -> None:
-    """Set the size of a connection's send buffer, which the kernel grows no more."""
-    connection = transport.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES)
-
-
 HEAD_S = 30.0
 """For a client to send the head of its first request, or to end one that it began."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a head that comes in more than one read; the parser itself has no limit."""
+
+
+def bound_kernel_buffer(transport: asyncio.Transport) -> None:
+    """Set the size of a connection's send buffer, which the kernel grows no more."""
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES)
 
 
 class _Flow(FlowControl):

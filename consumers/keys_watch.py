@@ -10,6 +10,7 @@ import structlog
 
 from headrace.consumers.api_keys import ApiKeys, KeyTable, parse_keys_file, read_keys_file
 from headrace.consumers.gateway_metrics import GatewayMetrics
+from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import SettingsError
 
 INTERVAL_S = 1.0
@@ -32,24 +33,15 @@ class KeysWatch:
         self._interval_s = interval_s
         self._data: bytes | None = None
         self._problem: str | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask("keys-watch")
 
     async def start(self) -> None:
         """Begin; returns at once."""
-        if self._task is not None:
-            raise RuntimeError("the keys are watched already")
-        # NOTE: this object's one task. `stop` awaits it and raises what ended it.
-        self._task = asyncio.create_task(self._watch(), name="keys-watch")
+        self._task.start(self._watch())
 
     async def stop(self) -> None:
         """End the task. Safe to call twice. Raises: what ended it before, if anything did."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            raise problem
+        await self._task.stop()
 
     async def _watch(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from headrace.consumers.lag import Lag
 from headrace.consumers.lag_service import LagService
 from headrace.consumers.lag_work import AnswerLengths
 from headrace.consumers.log_event import LogEvent
+from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
 
@@ -45,7 +46,7 @@ class LagWatch:
         self.answers = AnswerTally()
         self._service = service or LagService(settings, lengths=self._lengths)
         self._refresh_s = refresh_s
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask("lag-watch")
         self._since_s = time.monotonic()
         self.latest: Lag | None = None
         """The last reading that succeeded; None before the first."""
@@ -63,24 +64,17 @@ class LagWatch:
 
     async def start(self) -> None:
         """Begin; returns at once, whether Kafka answers or not."""
-        if self._task is not None:
-            raise RuntimeError("the lag is watched already")
-        # NOTE: this object's one task. `stop` awaits it and raises what ended it.
-        self._task = asyncio.create_task(self._watch(), name="lag-watch")
+        self._task.start(self._watch())
 
     async def stop(self) -> None:
         """End the task and close the connection. Safe to call twice.
 
         Raises: what ended the task before, if anything did.
         """
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait({task})
-        await self._service.stop()
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            raise problem
+        try:
+            await self._task.stop()
+        finally:
+            await self._service.stop()
 
     async def _watch(self) -> None:
         is_known = True

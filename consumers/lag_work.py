@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from headrace.schemas.reply import usage_of
 from headrace.schemas.request import GenerationRequest
 
 CHARS_PER_TOKEN = 4
@@ -71,7 +72,7 @@ class AnswerLengths:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take a response event; only a `completed` one says how long its answer was."""
-        length = _completion_tokens(event)
+        length = usage_of(event, "completion_tokens")
         if length is None:
             return
         if len(self._lengths) == WINDOW_ANSWERS:
@@ -109,11 +110,3 @@ def _token_limit(body: dict[str, Any]) -> int:
         if type(limit) is int and limit > 0:
             return limit
     return DEFAULT_MAX_TOKENS
-
-
-def _completion_tokens(event: dict[str, Any]) -> int | None:
-    usage = event.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    length = usage.get("completion_tokens")
-    return length if type(length) is int and length >= 0 else None

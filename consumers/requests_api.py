@@ -17,7 +17,7 @@ from headrace.consumers.log_event import LogEvent
 from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.request_feed import RequestFeed
 from headrace.consumers.sse import KEEP_ALIVE, begin_stream, sse_data
-from headrace.consumers.submission import CancelCall
+from headrace.consumers.submission import CancelCall, usable_id
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 from headrace.schemas.reply import Seen
 from headrace.schemas.request import MAX_ID_CHARS
@@ -44,7 +44,7 @@ def request_routes(gateway: Gateway) -> list[ApiRoute]:
 
     async def delete_session(request: Request) -> Response:
         tenant = gateway.tenant_of(request)
-        session_id = name_in_path(request, "session_id")
+        session_id = _id_in_path(request, "session_id")
         await forget(gateway, session_id, tenant=tenant)
         return JSONResponse({"session_id": session_id}, 202)
 
@@ -55,17 +55,13 @@ def request_routes(gateway: Gateway) -> list[ApiRoute]:
     ]
 
 
-def name_in_path(request: Request, name: str) -> str:
-    """An id in the path. Raises: RequestError."""
-    found = str(request.path_params[name])
-    if not 0 < len(found) <= MAX_ID_CHARS:
-        raise RequestError(ErrorCode.INVALID_VALUE, "no usable id", name)
-    return found
+def _id_in_path(request: Request, name: str) -> str:
+    return usable_id(str(request.path_params[name]), name)
 
 
 async def _cancel(gateway: Gateway, request: Request) -> Response:
     tenant = gateway.tenant_of(request)
-    request_id = name_in_path(request, "request_id")
+    request_id = _id_in_path(request, "request_id")
     name_call(request, request_id)
     data = await read_body(request, gateway.settings.max_request_bytes)
     names = decode_object(data) if data else {}
@@ -107,7 +103,7 @@ def _number(request: Request, name: str) -> int | None:
 
 async def _events(gateway: Gateway, request: Request) -> Response:
     tenant = gateway.tenant_of(request)
-    request_id = name_in_path(request, "request_id")
+    request_id = _id_in_path(request, "request_id")
     name_call(request, request_id)
     cursor = _cursor(request)
     feed = RequestFeed(

@@ -14,6 +14,7 @@ from headrace.consumers.cursor import parse_cursor, resume_gap
 from headrace.consumers.live_reader import LiveReader
 from headrace.consumers.log_bounds import LogBounds
 from headrace.consumers.log_event import LogEvent, Wanted
+from headrace.consumers.owned_task import OwnedTask
 from headrace.consumers.recent_log import RecentLog
 from headrace.consumers.replay import LogReplay
 from headrace.consumers.replay_start import REACH_TIMEOUT_S, ReplayStart, patience_s
@@ -39,12 +40,9 @@ class ResponseLog:
     contract §3).
     """
 
-    def __init__(
-        self, settings: Settings, *, on_event: Callable[[LogEvent], None] | None = None
-    ) -> None:
-        """`on_event`: is shown every live event, whoever reads."""
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._listeners = [] if on_event is None else [on_event]
+        self._listeners: list[Callable[[LogEvent], None]] = []
         self._recent = RecentLog(settings.recent_log_mb * 2**20)
         self._reader = LiveReader(
             settings, self._hand_out, recent=self._recent, on_cut=self._end_cut_off
@@ -55,10 +53,10 @@ class ResponseLog:
         self._waiting = WaitingRequests(settings)
         self._by_session: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
         self._by_request: dict[tuple[str, str], set[Subscription]] = defaultdict(set)
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask("response-log")
 
     def show(self, on_event: Callable[[LogEvent], None]) -> None:
-        """Show `on_event`, too, every live event from now on."""
+        """Show `on_event` every live event from now on, whoever reads."""
         self._listeners.append(on_event)
 
     @property
@@ -69,7 +67,7 @@ class ResponseLog:
     @property
     def is_running(self) -> bool:
         """Whether readers can subscribe: every position is known. Brokers may be away for now."""
-        return self._task is not None and not self._task.done() and self._reader.started.is_set()
+        return self._task.is_running and self._reader.started.is_set()
 
     @property
     def num_broken_events(self) -> int:
@@ -102,10 +100,7 @@ class ResponseLog:
         Raises: UnavailableError when that takes longer than `timeout_s`; then nothing runs.
         Cancel: safe, nothing runs.
         """
-        if self._task is not None:
-            raise RuntimeError("the response log is started already")
-        # NOTE: this object's one task. `stop` awaits it and raises what ended it.
-        self._task = asyncio.create_task(self._read(), name="response-log")
+        self._task.start(self._read())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._reader.started.wait()
@@ -123,15 +118,11 @@ class ResponseLog:
 
         Raises: what ended the reading before, if anything did.
         """
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait({task})
-        await self._bounds.close()
-        await self._waiting.close()
-        if not task.cancelled() and (problem := task.exception()) is not None:
-            raise problem
+        try:
+            await self._task.stop()
+        finally:
+            await self._bounds.close()
+            await self._waiting.close()
 
     def follow(
         self,

@@ -32,7 +32,6 @@ TRY_AGAIN_LATER = 1013
 WRITE_BUFFER_BYTES = 32 * 1024
 """What one client may leave here before its readers wait, plus one frame."""
 
-
 MAX_FRAGMENTS = 1_000
 """Kept one by one, then as one: empty fragments count in no limit of a message's size."""
 

@@ -108,6 +108,13 @@ def _options(body: dict[str, Any]) -> CallOptions:
         raise refusal(problem, body) from problem
 
 
+def usable_id(text: str, param: str) -> str:
+    """`text`, which names a request or a session. Raises: RequestError."""
+    if not 0 < len(text) <= MAX_ID_CHARS:
+        raise RequestError(ErrorCode.INVALID_VALUE, "no usable id", param)
+    return text
+
+
 def is_streamed(body: dict[str, Any]) -> bool:
     """Whether an OpenAI call asks for a stream; its default is the other one than ours."""
     return body.get("stream") is True

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 from cryptography.x509 import load_pem_x509_certificate
 
+from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import PREFIX, Settings
 
@@ -30,38 +31,31 @@ class TlsFiles:
     def __init__(self, cert_file: Path, key_file: Path) -> None:
         """Raises: SettingsError where they cannot be used; it names the file, never its content."""
         self.cert_file, self.key_file = cert_file, key_file
-        self._seen = self._state()
         made = _Loaded(cert_file, key_file)
         self.context = made.context
         self.pair = made.pair
         """For servers that want the texts: key, certificate chain."""
         self.expires_at = made.expires_at
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask("gateway.tls")
 
     async def start(self) -> None:
         """Begin to watch."""
-        # NOTE: this object's one task, ended and awaited by `stop`
-        self._task = asyncio.create_task(self._watch(), name="gateway.tls")
+        self._task.start(self._watch())
 
     async def stop(self) -> None:
-        """End the watching. Safe to call twice."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        """End the watching. Safe to call twice. Raises: what ended it before, if anything did."""
+        await self._task.stop()
 
     def reload(self) -> bool:
         """Use the files as they are now, if they changed; whether they did.
 
         Raises: SettingsError; then the pair from before stays in use.
         """
-        state = self._state()
-        if state == self._seen:
+        if _pair_in(self.cert_file, self.key_file) == self.pair:
             return False
         made = _Loaded(self.cert_file, self.key_file)  # half a pair must not spoil the one in use
         _load(self.context, self.cert_file, self.key_file)
         self.pair, self.expires_at = made.pair, made.expires_at
-        self._seen = state
         return True
 
     async def _watch(self) -> None:
@@ -82,9 +76,6 @@ class TlsFiles:
                     told = str(problem)
                     _log.warning("gateway.certificate_kept", reason=told)
 
-    def _state(self) -> tuple[object, ...]:
-        return tuple(_stamp(path) for path in (self.cert_file, self.key_file))
-
 
 def load_tls(settings: Settings) -> TlsFiles | None:
     """The TLS that `settings` ask for; None for plain HTTP. Raises: SettingsError."""
@@ -93,19 +84,11 @@ def load_tls(settings: Settings) -> TlsFiles | None:
     return TlsFiles(settings.tls_cert_file, settings.tls_key_file)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
-
-
 class _Loaded:
     """All that is made of the two files. Raises: SettingsError."""
 
     def __init__(self, cert_file: Path, key_file: Path) -> None:
-        self.pair = _read("TLS_KEY_FILE", key_file), _read("TLS_CERT_FILE", cert_file)
+        self.pair = _pair_in(cert_file, key_file)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
@@ -114,6 +97,11 @@ class _Loaded:
             self.expires_at = load_pem_x509_certificate(self.pair[1]).not_valid_after_utc
         except ValueError as problem:
             raise SettingsError(f"{PREFIX}TLS_CERT_FILE: {cert_file}: {problem}") from problem
+
+
+def _pair_in(cert_file: Path, key_file: Path) -> tuple[bytes, bytes]:
+    """Key and certificate chain. Raises: SettingsError."""
+    return _read("TLS_KEY_FILE", key_file), _read("TLS_CERT_FILE", cert_file)
 
 
 def _read(name: str, path: Path) -> bytes:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-import structlog
 
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error
 from headrace.consumers.first_done import leaves
 from headrace.consumers.gateway_metrics import SLOW_REASONS, close_reason
-from headrace.consumers.generation import cancel, submit
+from headrace.consumers.generation import abandon, cancel, submit
 from headrace.consumers.log_event import LogEvent
 from headrace.consumers.socket_feeds import Feed, Outlet, SocketFeeds
 from headrace.consumers.socket_frames import (
@@ -31,13 +30,11 @@ from headrace.consumers.socket_frames import (
 from headrace.consumers.socket_protocol import TRY_AGAIN_LATER, SocketProtocol, StalledError
 from headrace.consumers.submission import Submission, prepare
 from headrace.consumers.subscription import SlowReaderError
-from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError, UnavailableError
+from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
 from headrace.schemas.reply import is_last
 
 Trace = Sequence[tuple[str, bytes]]
 _PONG = text_frame(b'{"type":"pong"}')
-
-_log = structlog.get_logger(__name__)
 
 
 class _SocketOver(Exception):
@@ -87,14 +84,8 @@ class SocketSession:
         """All at once: each may have to wait for Kafka."""
         async with asyncio.TaskGroup() as tasks:
             for names in self._foreground.items():
-                tasks.create_task(self._abandon(*names), name="socket.cancel")
-
-    async def _abandon(self, request_id: str, session_id: str) -> None:
-        self._gateway.metrics.abandoned.inc()
-        try:
-            await cancel(self._gateway, request_id, session_id, tenant=self._tenant)
-        except UnavailableError as problem:
-            _log.warning("a generation was not cancelled", reason=str(problem))
+                leaving = abandon(self._gateway, *names, tenant=self._tenant)
+                tasks.create_task(leaving, name="socket.cancel")
 
     # --- what the client sends
 

@@ -72,8 +72,7 @@ class RequestFollow:
             return []
         self.is_accepted = True
         self._cursor = frame["cursor"]
-        first = [read_event(frame, restarted=True)] if seen is Seen.RESTART else []
-        return [*first, read_event(frame)]
+        return _events(frame, seen)
 
     def _judge(self, event: Mapping[str, Any]) -> Seen:
         number = event["sequence_number"]
@@ -122,11 +121,15 @@ class SessionFollow:
         if seen is Seen.OLD:
             return []
         self.cursor = frame["cursor"]
-        first = [read_event(frame, restarted=True)] if seen is Seen.RESTART else []
-        return [*first, read_event(frame)]
+        return _events(frame, seen)
 
     def _remember(self, request_id: str, reader: ReplyReader) -> None:
         self._readers[request_id] = reader
         self._readers.move_to_end(request_id)
         if len(self._readers) > MAX_REMEMBERED:
             self._readers.popitem(last=False)
+
+
+def _events(frame: Mapping[str, Any], seen: Seen) -> list[Event]:
+    first = [read_event(frame, restarted=True)] if seen is Seen.RESTART else []
+    return [*first, read_event(frame)]

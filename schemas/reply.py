@@ -53,6 +53,13 @@ def is_last(event: dict[str, Any]) -> bool:
     return event["choices"][0]["finish_reason"] is not None
 
 
+def usage_of(event: dict[str, Any], name: str) -> int | None:
+    """A figure of `event`'s `usage`; None where it tells none that can be true."""
+    usage = event.get("usage")
+    figure = usage.get(name) if isinstance(usage, dict) else None
+    return figure if type(figure) is int and figure >= 0 else None
+
+
 def event_text(event: dict[str, Any]) -> str:
     """The text that `event` adds to the answer; empty for a `failed` event."""
     if event["object"] == "error":

@@ -71,7 +71,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     """
     tls = load_tls(settings)
     lag = LagWatch(settings)
-    log = ResponseLog(settings, on_event=lag.on_event)
+    log = ResponseLog(settings)
     requests = RequestProducer(settings, source="headrace/gateway")
     app = build_app(settings, log, requests, lag=lag)
     config = build_server(app, settings, tls=tls, access_log=settings.log_level == "debug").config

@@ -45,7 +45,7 @@ class Site:
         return self.sink
 
     async def start(self) -> None:
-        log = ResponseLog(self.settings, on_event=self.lag.on_event if self.lag else None)
+        log = ResponseLog(self.settings)
         await log.start()
         self._parts.push_async_callback(log.stop)
         app = build_app(self.settings, log, self.sink, lag=self.lag)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from headrace.consumers.context import Bounds
-from headrace.consumers.gateway import build_app
 from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.processes import free_port
 from headrace.deploy.topics import ensure_topics
@@ -39,10 +38,11 @@ from tests.unit.consumers.doubles import (
     answer,
     overloaded,
 )
-from tests.unit.consumers.running import running
+from tests.unit.consumers.running import serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
+BOUNDS = Bounds(send_s=1.0)
 WORDS = [f"w{number} " for number in range(20)]
 
 
@@ -70,7 +70,7 @@ async def shared(kafka_bootstrap: str) -> AsyncIterator[Stack]:
     async with (
         ResponseWriter(settings) as events,
         ScriptedSink(events, WORDS) as sink,
-        serving(settings, sink) as (log, address),
+        serving(settings, sink, bounds=BOUNDS) as (log, address),
     ):
         host, port = address.split(":")
         async with RedisProxy(host, int(port)).listening() as proxy:
@@ -86,21 +86,6 @@ async def stack(shared: Stack) -> Stack:
     sink.cancelled.clear()
     shared.proxy.flow()
     return shared
-
-
-@asynccontextmanager
-async def serving(
-    settings: Settings, sink: ScriptedSink, port: int | None = None
-) -> AsyncIterator[tuple[ResponseLog, str]]:
-    """A gateway with a log of its own, as another process would be."""
-    log = ResponseLog(settings)
-    await log.start()
-    try:
-        app = build_app(settings, log, sink, bounds=Bounds(send_s=1.0))
-        async with running(app, settings, port) as address:
-            yield log, address
-    finally:
-        await log.stop()
 
 
 async def settled(check: Callable[[], Any]) -> None:
@@ -158,7 +143,7 @@ async def test_what_is_wrong_is_an_error_of_its_own(stack: Stack, tmp_path: Path
     keys.write_text('{"key-a": "acme"}')
     settings = stack.settings.model_copy(update={"api_keys_file": keys})
     stack.sink.error = None
-    async with serving(settings, stack.sink) as (_, address):
+    async with serving(settings, stack.sink, bounds=BOUNDS) as (_, address):
         async with Client(f"http://{address}", api_key="nope") as client:
             with pytest.raises(RequestError) as stranger:
                 await client.complete("hi")
@@ -215,7 +200,7 @@ async def test_a_gateway_that_restarts_is_come_back_to(stack: Stack) -> None:
     async with Client(f"http://127.0.0.1:{port}") as client:
         reading = aiter(client.generate("hi", session_id="restarts"))
         for count in (5, 15):
-            async with serving(stack.settings, stack.sink, port):
+            async with serving(stack.settings, stack.sink, port, bounds=BOUNDS):
                 found += [await anext(reading) for _ in range(count)]
         assert await anext(reading, None) is None
     assert numbers(found) == list(range(20))

@@ -21,14 +21,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from websockets.asyncio.client import connect
 
 from headrace.consumers import bodies, http_protocol
-from headrace.consumers.gateway import build_app
-from headrace.consumers.response_log import ResponseLog
 from headrace.deploy.processes import free_port
 from headrace.deploy.supervisor import answers
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.settings import Settings, child_environment
 from tests.unit.consumers.doubles import RecordingSink
-from tests.unit.consumers.running import running
+from tests.unit.consumers.running import serving
 from tests.unit.consumers.test_tls import write_pair
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -48,13 +46,8 @@ async def settings(kafka_bootstrap: str, topic_prefix: str) -> Settings:
 @pytest.fixture
 async def address(settings: Settings) -> AsyncIterator[str]:
     """A gateway without keys, which lets pages of `PAGE` in."""
-    log = ResponseLog(settings)
-    await log.start()
-    try:
-        async with running(build_app(settings, log, RecordingSink()), settings) as found:
-            yield found
-    finally:
-        await log.stop()
+    async with serving(settings, RecordingSink()) as (_, found):
+        yield found
 
 
 async def test_pages_of_named_origins_may_call_and_others_may_not(address: str) -> None:

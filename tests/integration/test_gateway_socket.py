@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import RateLimitedError
 from headrace.schemas.settings import Settings
 from tests.unit.consumers.doubles import TOPIC_PARTITIONS, ResponseWriter, ScriptedSink, answer
-from tests.unit.consumers.running import running
+from tests.unit.consumers.running import running, serving
 
 pytestmark = pytest.mark.integration
 
+BOUNDS = Bounds(send_s=1.0)
 WORDS = [f"w{number} " for number in range(20)]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -45,22 +45,9 @@ async def stack(kafka_bootstrap: str, topic_prefix: str) -> AsyncIterator[Stack]
     async with (
         ResponseWriter(settings) as events,
         ScriptedSink(events, WORDS) as sink,
-        serving(settings, sink) as (log, address),
+        serving(settings, sink, bounds=BOUNDS) as (log, address),
     ):
         yield Stack(settings, log, events, sink, f"ws://{address}/v1/stream")
-
-
-@asynccontextmanager
-async def serving(settings: Settings, sink: ScriptedSink) -> AsyncIterator[tuple[ResponseLog, str]]:
-    """A gateway with a log of its own, as another process would be."""
-    log = ResponseLog(settings)
-    await log.start()
-    try:
-        app = build_app(settings, log, sink, bounds=Bounds(send_s=1.0))
-        async with running(app, settings) as address:
-            yield log, address
-    finally:
-        await log.stop()
 
 
 async def send(socket: ClientConnection, **frame: Any) -> None:
@@ -153,7 +140,7 @@ async def test_a_bad_frame_is_an_error_and_the_socket_stays(
 async def test_two_sockets_and_two_gateways_all_see_a_session(stack: Stack) -> None:
     """I9, I11: two tabs, one of them at another gateway; each has everything once."""
     async with (
-        serving(stack.settings, stack.sink) as (_, other),
+        serving(stack.settings, stack.sink, bounds=BOUNDS) as (_, other),
         connect(stack.url) as one,
         connect(stack.url) as two,
         connect(f"ws://{other}/v1/stream") as three,
@@ -315,7 +302,7 @@ async def test_the_gateway_restarts_in_mid_answer_and_the_cursor_still_works(
     await ensure_topics(settings, partitions=TOPIC_PARTITIONS)
     async with ResponseWriter(settings) as events, ScriptedSink(events, WORDS) as sink:
         sink.pause_s = 0.03
-        async with serving(settings, sink) as (_, address):
+        async with serving(settings, sink, bounds=BOUNDS) as (_, address):
             socket = await connect(f"ws://{address}/v1/stream")
             await send(socket, type="generate", session_id="s1", messages=MESSAGES)
             await receive(socket)
@@ -323,7 +310,7 @@ async def test_the_gateway_restarts_in_mid_answer_and_the_cursor_still_works(
         with pytest.raises(ConnectionClosed):
             await read_all(socket, [])
         async with (
-            serving(settings, sink) as (_, address),
+            serving(settings, sink, bounds=BOUNDS) as (_, address),
             connect(f"ws://{address}/v1/stream") as socket,
         ):
             await send(socket, type="subscribe", session_id="s1", cursor=cursor)

@@ -7,6 +7,9 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from headrace.consumers.gateway import build_app
+from headrace.consumers.request_sink import RequestSink
+from headrace.consumers.response_log import ResponseLog
 from headrace.consumers.server import build_server
 from headrace.deploy.processes import free_port
 from headrace.schemas.settings import Settings
@@ -28,3 +31,17 @@ async def running(
             yield f"127.0.0.1:{port}"
         finally:
             server.should_exit = True
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, sink: RequestSink, port: int | None = None, **app_options: Any
+) -> AsyncIterator[tuple[ResponseLog, str]]:
+    """A gateway with a log of its own, as another process would be; yields both."""
+    log = ResponseLog(settings)
+    await log.start()
+    try:
+        async with running(build_app(settings, log, sink, **app_options), settings, port) as found:
+            yield log, found
+    finally:
+        await log.stop()
