@@ -237,5 +237,5 @@ def _check(account: _Account, cost: int) -> None:
     name = max(waits_s, key=lambda one: waits_s[one], default=None)
     if name is not None and waits_s[name] > 0:
         limit = getattr(limits, name)
-        text = f"this tenant has {limit} {name} a minute"
+        text = f"this tenant's limit on {name} a minute is {limit}"
         raise RateLimitedError(text, retry_after_s=math.ceil(waits_s[name]), limit=name)

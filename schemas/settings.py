@@ -25,7 +25,8 @@ _FOREIGN = ("HEADRACE_TEST_", "HEADRACE_KIT_", "HEADRACE_BIN")
 """Names that belong to test kits and launchers, never to us."""
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
-
+_ORIGIN = re.compile(r"https?://[^/,\s*?#@]+", re.IGNORECASE)
+_DEFAULT_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")
 
 RECORD_OVERHEAD_BYTES = 65_536
 """Headers and framing around the largest request."""
@@ -99,7 +100,6 @@ class Settings(BaseSettings):
     )
     allowed_origins: str | None = Field(
         None,
-        pattern=r"^https?://[^/,\s]+(,https?://[^/,\s]+)*$",
         description="gateway: pages of other sites that may use it, https://host[:port][,…]",
     )
     tls_cert_file: Path | None = Field(
@@ -161,10 +161,13 @@ class Settings(BaseSettings):
                 raise ValueError(f"{server!r} is not host:port")
         return value
 
-    @property
-    def short_model(self) -> str:
-        """The model's alias, or the last part of its folder or hub id; events name it so."""
-        return self.model.rstrip("/").rpartition("/")[2]
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: str | None) -> str | None:
+        for origin in [] if value is None else value.split(","):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is not http[s]://host[:port], without * or path")
+        return value
 
     @field_validator("redis")
     @classmethod
@@ -197,9 +200,15 @@ class Settings(BaseSettings):
             yield name, _without_password(value) if name == "redis" else value
 
     @property
+    def short_model(self) -> str:
+        """The model's alias, or the last part of its folder or hub id; events name it so."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
+    @property
     def origins(self) -> frozenset[str]:
-        """The allowed origins, as browsers write them."""
-        return frozenset(one.lower() for one in (self.allowed_origins or "").split(",") if one)
+        """The allowed origins, as browsers write them: in lower case, without a default port."""
+        named = (self.allowed_origins or "").lower().split(",")
+        return frozenset(_DEFAULT_PORT.sub(r"\1\2", one) for one in named if one)
 
     @property
     def max_record_bytes(self) -> int:

@@ -54,6 +54,7 @@ function showConnection(name) {
   if ($("connection").dataset.state === name) return; // it is read aloud when it changes
   $("connection").dataset.state = name;
   $("connection").textContent = STATES[name];
+  $("give-key").hidden = name !== "denied";
 }
 
 function changed(its, turn) {
@@ -188,17 +189,22 @@ async function checkKey() {
     showConnection("denied");
     view.refresh();
     if (isDeclined || document.querySelector("dialog[open]")) return;
-    $("key-refused").hidden = !getKey();
-    $("key").value = "";
-    openDialog("key-dialog");
+    askKey();
   }
+}
+
+function askKey() {
+  $("key-refused").hidden = !getKey();
+  $("key").value = "";
+  openDialog("key-dialog");
 }
 
 $("key-form").addEventListener("submit", () => {
   setKey($("key").value);
-  isDenied = false;
+  isDenied = isDeclined = false;
   connection.renew();
 });
+$("give-key").addEventListener("click", askKey);
 $("key-dialog").addEventListener("cancel", () => { isDeclined = true; });
 
 // --- the keyboard

@@ -274,6 +274,8 @@ async def test_a_key_that_is_revoked_is_asked_for_anew(
         await expect(page.get_by_text("The key that this tab has is not accepted.")).to_be_visible()
         await expect(page.locator("#connection")).to_have_text("Needs a key")
         await expect(facts(page)).to_contain_text("The answer goes on once there is a key")
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="Give a key").click()
         await page.locator("#key").fill("new")
         await page.keyboard.press("Enter")
         await expect(answer(page)).to_have_text(WHOLE)

@@ -100,6 +100,16 @@ def test_server_lists(value: str) -> None:
     assert [server.strip() for server in value.split(",")] == options["bootstrap_servers"]
 
 
+def test_origins_are_compared_as_browsers_write_them() -> None:
+    """In lower case, without the port that the scheme has anyway; what none sends is refused."""
+    allowed = "https://App.example:443,http://b.example:80,http://c.example:443,http://[::1]:80"
+    assert load_settings(allowed_origins=allowed).origins == {
+        *("https://app.example", "http://b.example", "http://c.example:443", "http://[::1]"),
+    }
+    for useless in ("*", "https://*.example", "https://a.example/", "https://me@a.example"):
+        assert "HEADRACE_ALLOWED_ORIGINS" in refused(allowed_origins=useless)
+
+
 def test_log_level_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """`INFO` is what most programs take."""
     monkeypatch.setenv("HEADRACE_LOG_LEVEL", "WARNING")
