@@ -46,10 +46,22 @@ class Settings(BaseSettings):
     kafka: str = Field("127.0.0.1:9092", description="bootstrap servers, host:port[,host:port]")
     redis: str = Field("redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL")
     model: str = Field("smollm2-135m", min_length=1, description="alias, hub id or folder")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantize: Literal["none", "int8"] = "none"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
-    topic_prefix: str = Field("headrace", pattern=r"^[a-zA-Z0-9._-]{1,200}$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="number format of the weights; auto, on CPUs: bfloat16 where that is fast, "
+        "else float32",
+    )
+    quantize: Literal["none", "int8"] = Field(
+        "none", description="int8: linear layers' weights as bytes; faster, other answers"
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto, cpu or cuda[:n]"
+    )
+    topic_prefix: str = Field(
+        "headrace",
+        pattern=r"^[a-zA-Z0-9._-]{1,200}$",
+        description="first part of the topics' names",
+    )
     answer_prefix: str | None = Field(
         None,
         pattern=r"^[a-zA-Z0-9._-]{1,200}$",
@@ -67,11 +79,16 @@ class Settings(BaseSettings):
     )
     max_batch_tokens: int = Field(512, ge=16, description="tokens of one step, prefill included")
     kv_pool_mb: int = Field(1024, ge=1, description="memory for KV state on the device")
-    kv_to_redis: Literal["on", "off"] = "on"
+    kv_to_redis: Literal["on", "off"] = Field("on", description="whether KV state goes to Redis")
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 = all cores")
 
-    http_host: str = "127.0.0.1"
-    http_port: int = Field(8080, ge=0, le=65535)
+    http_host: str = Field("127.0.0.1", description="address that the gateway listens on")
+    http_port: int = Field(
+        8080,
+        ge=0,
+        le=65535,
+        description="port that the gateway listens on; 0 = any free port, logged",
+    )
     grpc_port: int | None = Field(
         None, ge=0, le=65535, description="port for gRPC beside HTTP; 0 = any free port, logged"
     )
@@ -107,15 +124,17 @@ class Settings(BaseSettings):
     )
     tls_key_file: Path | None = Field(None, description="gateway: the certificate's key in PEM")
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
     traces: Literal["off", "otlp"] = Field(
         "off",
         description="worker: spans to the collector that the OTEL_* variables name; "
         "needs headrace[otel]",
     )
 
-    drain_timeout_s: float = Field(20.0, gt=0, le=3600)
+    drain_timeout_s: float = Field(20.0, gt=0, le=3600, description="how long a stop may take")
     session_timeout_s: float = Field(
         6.0,
         ge=1,
@@ -132,13 +151,25 @@ class Settings(BaseSettings):
     )
     journal_ttl_s: int = Field(86_400, ge=60, description="how long a request id is remembered")
     session_ttl_s: int = Field(604_800, ge=60, description="how long an idle conversation is kept")
-    max_request_bytes: int = Field(1_000_000, ge=1_000, le=8_000_000)
+    max_request_bytes: int = Field(
+        1_000_000, ge=1_000, le=8_000_000, description="largest request that is taken"
+    )
 
-    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    kafka_username: str | None = None
-    kafka_password: SecretStr | None = None
-    kafka_ca_file: Path | None = None
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how Kafka is connected to"
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="how we log in to Kafka"
+    )
+    kafka_username: str | None = Field(
+        None, description=f"name at Kafka; the password is {PREFIX}KAFKA_PASSWORD"
+    )
+    kafka_password: SecretStr | None = Field(
+        None, description="has no flag: others can read a command line"
+    )
+    kafka_ca_file: Path | None = Field(
+        None, description="certificates that Kafka's is checked against"
+    )
 
     @field_validator("*", mode="before")
     @classmethod

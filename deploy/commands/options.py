@@ -18,7 +18,7 @@ KAFKA = (
     "kafka_security_protocol",
     "kafka_sasl_mechanism",
     "kafka_username",
-    "kafka_ca_file",  # no flag for the password: other users can read a command line
+    "kafka_ca_file",
     *LOG,
 )
 ENGINE = (
@@ -52,29 +52,6 @@ OF_ONE_WORKER = ("metrics_port", "group_instance_id", "answer_prefix")
 UP_FLAGS = tuple(
     name for name in dict.fromkeys((*HTTP, *WORKER_FLAGS)) if name not in OF_ONE_WORKER
 )
-
-_TEXTS = {
-    "dtype": "number format of the weights",
-    "quantize": "int8: linear layers' weights as bytes; faster, other answers",
-    "device": "auto, cpu or cuda[:n]",
-    "topic_prefix": "first part of the topics' names",
-    "kv_to_redis": "whether KV state goes to Redis",
-    "http_host": "address that the gateway listens on",
-    "http_port": "port that the gateway listens on",
-    "log_level": "least level that is logged",
-    "log_format": "form of the log lines",
-    "drain_timeout_s": "how long a stop may take",
-    "session_ttl_s": "how long an idle conversation is kept",
-    "max_request_bytes": "largest request that is taken",
-    "kafka_security_protocol": "how Kafka is connected to",
-    "kafka_sasl_mechanism": "how we log in to Kafka",
-    "kafka_username": "name at Kafka; the password is HEADRACE_KAFKA_PASSWORD",
-    "kafka_ca_file": "certificates that Kafka's is checked against",
-}
-"""Help for the fields whose name alone tells the reader of the code enough."""
-
-_DEFAULTS = {"dtype": "auto (on CPUs: bfloat16 where that is fast, else float32)"}
-"""Where the default's bare value does not say what it comes to."""
 
 Command = Callable[..., int]
 
@@ -127,10 +104,10 @@ def _load(flags: dict[str, Any]) -> Settings:
 def _flag(name: str) -> inspect.Parameter:
     """An optional flag, text for now: `Settings` says what is wrong with a value."""
     field = Settings.model_fields[name]
-    text = field.description or _TEXTS[name]
+    text = field.description or ""
     if field.default is not None:
-        text = f"{text}; default {_DEFAULTS.get(name, field.default)}"
-    option = typer.Option(flag_name(name), help=text, metavar=_metavar(field.annotation))
+        text = f"{text}; default {field.default}"
+    option = typer.Option(flag_name(name), help=text, metavar=f"<{values_of(name)}>")
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -139,8 +116,12 @@ def _flag(name: str) -> inspect.Parameter:
     )
 
 
-def _metavar(annotation: Any) -> str:
+def values_of(name: str) -> str:
+    """What a setting may be, in a word: its choices, or `int`, `float`, `str`."""
+    annotation = Settings.model_fields[name].annotation
     for choice in (annotation, *get_args(annotation)):
         if get_origin(choice) is Literal:
-            return f"<{'|'.join(get_args(choice))}>"
-    return {int: "<int>", float: "<float>"}.get(annotation, "<str>")
+            return "|".join(get_args(choice))
+        if choice in (int, float):
+            return str(choice.__name__)
+    return "str"
