@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.schemas.errors import UnavailableError
+from headrace.schemas.record_batches import read_any_header_name
 from headrace.schemas.request import Record
 from headrace.schemas.settings import Settings
 
@@ -58,6 +59,7 @@ async def open_consumer(
     `group`: whose offsets it may commit. `fetch_max_wait_ms`: how long brokers wait for a record at
     the end of the log; meanwhile the connection answers nothing else.
     """
+    read_any_header_name()
     consumer = AIOKafkaConsumer(
         group_id=group,
         enable_auto_commit=False,

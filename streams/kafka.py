@@ -19,6 +19,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.record_batches import read_any_header_name
 from headrace.schemas.settings import Settings
 from headrace.streams.ledger import Place, Watermark
 from headrace.streams.ownership import Lease
@@ -50,6 +51,7 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
     def _create_worker_consumer(self, transport: Any) -> AIOKafkaConsumer:
         app: PipelineApp = self.app
         self._assignor = app.assignor
+        read_any_header_name()
         consumer = AIOKafkaConsumer(
             **app.settings.kafka_options(),
             client_id="headrace-worker",

@@ -11,13 +11,16 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.admin.records_to_delete import RecordsToDelete
-from aiokafka.record.util import calc_crc32c
+from aiokafka.consumer import fetcher
+from aiokafka.record import MemoryRecords
 
+from headrace.consumers import kafka_reader
 from headrace.consumers.lag import Lag, PartitionLag
 from headrace.consumers.lag_service import CATCH_UP_S, LagService
 from headrace.deploy.topics import ensure_topics
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
+from tests.odd_headers import send_odd
 from tests.producing import producing
 from tests.unit.consumers.doubles import ResponseWriter, answer
 
@@ -247,24 +250,27 @@ async def _until_unavailable(service: LagService) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _write_unreadable(settings: Settings) -> None:
+async def _write_odd(settings: Settings) -> None:
     """A record whose header's name is no UTF-8, as clients in other languages may write it."""
     async with producing(settings) as producer:
-        batch = producer.create_batch()
-        batch.append(key=None, value=BODY, timestamp=None, headers=[("name", b"")])
-        data = bytearray(batch._build())
-        data[data.index(b"name")] = 0xFF
-        data[17:21] = calc_crc32c(memoryview(data)[21:]).to_bytes(4, "big")
-        batch._buffer = data
-        sent = await producer.send_batch(batch, settings.topics.requests, partition=0)
-        await sent
+        await send_odd(producer, settings.topics.requests, 0, [BODY], odd={0})
+
+
+async def test_a_record_with_any_header_name_is_read(
+    service: LagService, settings: Settings
+) -> None:
+    """Its work is counted from what it says."""
+    await _write_odd(settings)
+    assert _of(await service.read()).tokens == 10 + 20
 
 
 async def test_a_record_that_cannot_be_read_is_counted_by_offsets(
-    service: LagService, settings: Settings
+    service: LagService, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """aiokafka ends at it; the other partitions are read, and it is not tried again and again."""
-    await _write_unreadable(settings)
+    monkeypatch.setattr(kafka_reader, "read_any_header_name", lambda: None)
+    monkeypatch.setattr(fetcher, "MemoryRecords", MemoryRecords)
+    await _write_odd(settings)
     await _fill(settings, 3, partition=1)
     for _ in range(2):
         started_s = time.monotonic()

@@ -6,6 +6,7 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+from tests.odd_headers import send_odd
 from tests.oracle import Oracle
 from tests.pipeline import Pipeline
 from tests.schemas_of_answers import SCHEMAS, closing_bias, is_valid
@@ -215,6 +216,16 @@ async def test_compressed_records_of_any_codec_are_read(served: Pipeline) -> Non
             await producer.stop()
         await served.finished([f"codec-{codec}"])
         assert served.replies[f"codec-{codec}"].finish_reason == "length"
+
+
+async def test_a_header_name_of_any_bytes_stops_nobody(served: Pipeline) -> None:
+    """Requests with one, and their neighbours in the batch, are answered; committed behind them."""
+    bodies = [orjson.dumps(greedy("hi", 2, request_id=f"odd-{place}")) for place in range(3)]
+    topic = served.settings.topics.requests
+    await send_odd(served.producer, topic, 0, bodies, odd={1})
+    await served.finished([f"odd-{place}" for place in range(3)])
+    assert {served.replies[f"odd-{place}"].finish_reason for place in range(3)} == {"length"}
+    await served.all_committed()
 
 
 async def test_records_near_the_size_limit_are_answered_or_dead_lettered(
