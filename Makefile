@@ -21,13 +21,13 @@ help: ## show this text
 up: $(VENV)/.ready-local ## run it all on this machine; the chat page's address is printed
 	$(BIN)/headrace up $(ARGS)
 
-# Tests that need no service run two at a time, each on one core; the others measure pauses and run alone.
+# Most tests wait more than they compute and run three at a time; those that measure pauses run alone.
 test: $(VENV)/.ready-dev chromium prometheus kubectl ## run all tests, with a real Kafka, a real Valkey and a browser
 ifneq ($(ARGS),)
 	$(BIN)/python -m pytest $(ARGS)
 else
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not e2e"
-	$(BIN)/python -m pytest -m "integration or e2e"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 endif
 
 lint: $(VENV)/.ready-dev ## check format and style

@@ -8,11 +8,11 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.consumers.context import Gateway
 from headrace.consumers.grpc_service import GenerationService
-from headrace.consumers.owned_task import OwnedTask
 from headrace.consumers.server import FRAME_OVERHEAD_BYTES, SHUTDOWN_TIMEOUT_S
 from headrace.consumers.tls import TlsFiles
 from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
 from headrace.schemas.proto.headrace.v1.generation_pb2_grpc import add_GenerationServicer_to_server
+from headrace.schemas.tasks import OwnedTask
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 _ALL = ("", SERVICE)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.record_batches import read_any_header_name
 from headrace.schemas.request import Record
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import finish_despite_cancel
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import structlog
 
 from headrace.consumers.api_keys import ApiKeys, KeyTable, parse_keys_file, read_keys_file
 from headrace.consumers.gateway_metrics import GatewayMetrics
-from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import SettingsError
+from headrace.schemas.tasks import OwnedTask
 
 INTERVAL_S = 1.0
 """A key that is taken out is refused within this and the time of one reading."""

@@ -13,7 +13,6 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRangeError
 
-from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.consumers.kafka_reader import (
     KAFKA_TIMEOUT_S,
     STOP_TIMEOUT_S,
@@ -25,6 +24,7 @@ from headrace.consumers.kafka_reader import (
 from headrace.consumers.lag_backlog import Place
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import finish_despite_cancel
 
 FETCH_BYTES = 256 * 1024
 """Of each partition; Kafka hands out a larger record too, alone."""

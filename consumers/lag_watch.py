@@ -14,9 +14,9 @@ from headrace.consumers.lag import Lag
 from headrace.consumers.lag_service import LagService
 from headrace.consumers.lag_work import AnswerLengths
 from headrace.consumers.log_event import LogEvent
-from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import OwnedTask
 
 REFRESH_S = 2.0
 """Well under the usual interval of a scrape (15 s); a reading takes four small questions."""

@@ -17,6 +17,7 @@ from headrace.consumers.log_event import LogEvent, decode_event
 from headrace.consumers.recent_log import RecentLog
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import until_first_done
 
 FETCH_BYTES = 1024 * 1024
 MAX_POLL_RECORDS = 500
@@ -110,12 +111,7 @@ class LiveReader:
             await self._seek(consumer, parts)
             self.brokers_answer = not self._is_failing
             self.started.set()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._hand_on(consumer, parts), name="response-log.read")
-                    tasks.create_task(self._probe(consumer, parts), name="response-log.probe")
-            except* UnavailableError as problems:
-                raise problems.exceptions[0] from None
+            await until_first_done(self._hand_on(consumer, parts), self._probe(consumer, parts))
 
     async def _seek(self, consumer: Any, parts: list[Any]) -> None:
         """Go to the ends at the first start, later to where the reading was interrupted: one record

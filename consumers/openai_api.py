@@ -11,7 +11,6 @@ from headrace.consumers import api_operations as operations
 from headrace.consumers.bodies import read_object, trace_of
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error, failed_error
-from headrace.consumers.first_done import until_first_done
 from headrace.consumers.generation import Generation
 from headrace.consumers.http_calls import name_call, tell_later
 from headrace.consumers.openai_form import ChunkForm, WholeForm
@@ -19,6 +18,7 @@ from headrace.consumers.openapi import ApiRoute
 from headrace.consumers.sse import DONE, KEEP_ALIVE, begin_stream, sse_data, until_left
 from headrace.consumers.submission import is_streamed, one_prompt, prepare
 from headrace.schemas.errors import ErrorCode, HeadraceError, RequestError
+from headrace.schemas.tasks import until_first_done
 
 CLIENT_LEFT = 499
 """nginx's status for it; nobody reads it but our metrics."""

@@ -14,7 +14,6 @@ from headrace.consumers.cursor import parse_cursor, resume_gap
 from headrace.consumers.live_reader import LiveReader
 from headrace.consumers.log_bounds import LogBounds
 from headrace.consumers.log_event import LogEvent, Wanted
-from headrace.consumers.owned_task import OwnedTask
 from headrace.consumers.recent_log import RecentLog
 from headrace.consumers.replay import LogReplay
 from headrace.consumers.replay_start import REACH_TIMEOUT_S, ReplayStart, patience_s
@@ -24,6 +23,7 @@ from headrace.consumers.waiting_requests import WaitingRequests
 from headrace.schemas.errors import UnavailableError
 from headrace.schemas.request import DEFAULT_TENANT
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import OwnedTask
 from headrace.schemas.topics import partition_of
 
 __all__ = ["LogEvent", "ResponseLog", "SlowReaderError", "Subscription"]

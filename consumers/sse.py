@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.consumers.first_done import until_first_done
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tasks import until_first_done
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"

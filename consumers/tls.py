@@ -12,9 +12,9 @@ from pathlib import Path
 import structlog
 from cryptography.x509 import load_pem_x509_certificate
 
-from headrace.consumers.owned_task import OwnedTask
 from headrace.schemas.errors import SettingsError
 from headrace.schemas.settings import PREFIX, Settings
+from headrace.schemas.tasks import OwnedTask
 
 WATCH_INTERVAL_S = 5.0
 """A renewed certificate is used this soon; they are renewed days before their end."""

@@ -13,7 +13,6 @@ import orjson
 
 from headrace.consumers.context import Gateway
 from headrace.consumers.errors_http import as_request_error
-from headrace.consumers.first_done import leaves
 from headrace.consumers.gateway_metrics import SLOW_REASONS, close_reason
 from headrace.consumers.generation import abandon, cancel, submit
 from headrace.consumers.log_event import LogEvent
@@ -67,7 +66,7 @@ class SocketSession:
             async with self._tasks:
                 await self._receive()
         except* _SocketOver as ends:
-            self._end(next(end.reason for end in leaves(ends) if isinstance(end, _SocketOver)))
+            self._end(next(end.reason for end in _leaves(ends) if isinstance(end, _SocketOver)))
         finally:
             self._gateway.metrics.sockets.dec()
             await self._feeds.end_all()
@@ -207,3 +206,11 @@ class SocketSession:
         if not self._wire.is_open:
             raise _SocketOver("client")
         self._wire.write(frame)
+
+
+def _leaves(problems: BaseExceptionGroup[Any]) -> list[BaseException]:
+    """The plain exceptions in a group, however deep."""
+    found: list[BaseException] = []
+    for problem in problems.exceptions:
+        found += _leaves(problem) if isinstance(problem, BaseExceptionGroup) else [problem]
+    return found

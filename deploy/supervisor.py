@@ -14,9 +14,9 @@ from pathlib import Path
 
 import structlog
 
-from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.deploy.http_get import get_text
 from headrace.deploy.processes import ServerProcess, ServiceStartError
+from headrace.schemas.tasks import finish_despite_cancel
 
 READY_TIMEOUT_S = 300.0
 """A large model takes minutes to load from a slow disk; one that fails ends much sooner."""

@@ -18,6 +18,7 @@ from headrace.producers.client_follow import Frame, RequestFollow
 from headrace.producers.client_orders import Order, Orders
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, told_error
 from headrace.schemas.reply import is_last
+from headrace.schemas.tasks import OwnedTask, until_first_done
 
 MAX_STREAMS = 80
 """On one socket; a gateway takes 100, and those that were left count until their last event."""
@@ -62,13 +63,12 @@ class Link:
         size; the oldest first.
         """
         self._wake, self._wanted = asyncio.Event(), asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask("client.link")
 
     @property
     def has_room(self) -> bool:
         """Whether it takes one more; a link that a bug has ended takes none."""
-        is_running = self._task is not None and not self._task.done()
-        return is_running and len(self._streams) + len(self._left) < MAX_STREAMS
+        return self._task.is_running and len(self._streams) + len(self._left) < MAX_STREAMS
 
     def follows(self, request_id: str) -> bool:
         """Whether a stream of this request is open here."""
@@ -76,8 +76,7 @@ class Link:
 
     def start(self) -> None:
         """Begin; nothing is opened before the first stream."""
-        # NOTE: this object's one task, ended and awaited by `close`
-        self._task = asyncio.create_task(self._run(), name="client.link")
+        self._task.start(self._run())
 
     async def close(self) -> None:
         """End all streams, wait for the cancels to be confirmed, and hang up. Bounded.
@@ -94,12 +93,7 @@ class Link:
                 "client.not_cancelled", generations=len(self._orders.open), why=self.problem
             )
         finally:
-            task, self._task = self._task, None
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
-                if not task.cancelled():
-                    task.result()
+            await self._task.stop()
 
     def add(self, stream: Stream) -> None:
         """Follow it, now and on every later socket, until it is finished, refused or left."""
@@ -166,16 +160,14 @@ class Link:
         self._outbox.extend(self._orders.open)
         self._wake.set()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(socket), name="client.read")
-                tasks.create_task(self._write(socket), name="client.write")
-        except* (ConnectionClosed, TimeoutError, orjson.JSONDecodeError) as problems:
+            await until_first_done(self._read(socket), self._write(socket))
+        except (ConnectionClosed, TimeoutError, orjson.JSONDecodeError) as problem:
             closed = socket.protocol.close_rcvd
             if closed is not None and closed.code == TOO_BIG and self._unanswered:
                 text = "the gateway takes no request as large as this"
                 largest = max(self._unanswered, key=self._unanswered.__getitem__)
                 self._refuse(largest, RequestError(ErrorCode.INVALID_VALUE, text))
-            reason = f"the connection was lost: {problems.exceptions[0]}"
+            reason = f"the connection was lost: {problem}"
             raise UnavailableError("the gateway", SEND_TIMEOUT_S, reason) from None
 
     async def _write(self, socket: ClientConnection) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from headrace.models.stop_strings import StopMatcher
 from headrace.streams.session_store import ChatMessage
@@ -196,13 +197,14 @@ async def end_server(server: asyncio.Server, writers: Sequence[asyncio.StreamWri
     """
     server.close()
     await _closed(writers)
-    handlers = [
-        task
-        for task in asyncio.all_tasks()
-        if getattr(task.get_coro(), "__name__", "") in ("accept", "talk", "_accept_connection2")
-    ]
-    if handlers:
-        await asyncio.wait(handlers, timeout=5)
+    async with asyncio.timeout(5):
+        while handlers := _handlers():  # a connection that is accepted now begins another
+            await asyncio.wait(handlers)
+
+
+def _handlers() -> list["asyncio.Task[Any]"]:
+    names = ("accept", "talk", "_accept_connection2")
+    return [it for it in asyncio.all_tasks() if getattr(it.get_coro(), "__name__", "") in names]
 
 
 async def _closed(writers: Sequence[asyncio.StreamWriter]) -> None:

@@ -17,6 +17,7 @@ from headrace.deploy.bench.way import Observer
 from headrace.producers.request_producer import RequestProducer
 from headrace.schemas.errors import HeadraceError, UnavailableError
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import OwnedTask
 
 START_TIMEOUT_S = 20.0
 CANCEL_TIMEOUT_S = 5.0
@@ -33,7 +34,7 @@ class KafkaWay:
         self._settings, self._tenant = settings, tenant
         self._producer = RequestProducer(settings, source="headrace/bench")
         self._reader = LiveReader(settings, self._take)
-        self._reading: asyncio.Task[None] | None = None
+        self._reading = OwnedTask("bench.read")
         self._observer: Observer | None = None
         self._open: dict[str, tuple[Exchange, asyncio.Future[None]]] = {}
         self._closed: OrderedDict[str, Exchange] = OrderedDict()
@@ -42,8 +43,7 @@ class KafkaWay:
         """Connect, and begin to read at the log's end. Raises: UnavailableError."""
         self._observer = observer
         await self._producer.start()
-        # NOTE: this object's one task; `stop` ends and awaits it.
-        self._reading = asyncio.create_task(self._reader.run(), name="bench.read")
+        self._reading.start(self._reader.run())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._reader.started.wait()
@@ -53,13 +53,10 @@ class KafkaWay:
 
     async def stop(self) -> None:
         """See `Way`. Raises: what ended the reading before, if anything did."""
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            reading.cancel()
-            await asyncio.wait({reading})
-        await self._producer.stop()
-        if reading is not None and not reading.cancelled():
-            reading.result()
+        try:
+            await self._reading.stop()
+        finally:
+            await self._producer.stop()
 
     async def ask(self, exchange: Exchange, body: dict[str, Any]) -> None:
         """See `Way`. The reader knows of the request before it is written."""

@@ -17,7 +17,6 @@ import typer
 import uvicorn
 
 from headrace.consumers.context import Gateway
-from headrace.consumers.first_done import until_first_done
 from headrace.consumers.gateway import build_app, check_bind
 from headrace.consumers.grpc_server import GrpcServer
 from headrace.consumers.keys_watch import KeysWatch
@@ -32,6 +31,7 @@ from headrace.deploy.commands.options import (
 )
 from headrace.producers.request_producer import RequestProducer
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import until_first_done
 
 SOCKET_BACKLOG = 2048
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.consumers.answer_follower import AnswerFollower
-from headrace.consumers.despite_cancel import finish_despite_cancel
 from headrace.consumers.log_event import LogEvent
 from headrace.deploy.console import note
 from headrace.deploy.counted import Counted
@@ -30,6 +29,7 @@ from headrace.deploy.replaying.worker_processes import running_workers
 from headrace.producers.record_writer import writing
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import Settings
+from headrace.schemas.tasks import finish_despite_cancel
 
 
 class NothingToReplayError(HeadraceError):

@@ -8,7 +8,7 @@ from tests.chaos.plan import FaultKind, make_plan
 from tests.chaos.report import problem_lines, table
 from tests.chaos.run import Run, Watcher
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(420)]
 
 KINDS = (
     FaultKind.WORKER_KILLED,

@@ -20,6 +20,7 @@ from tests.pipeline import Pipeline, Reply, running_pipeline
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.alone,
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 
+from headrace.consumers.answer_follower import AnswerFollower
 from headrace.deploy.local_services import changed
 from headrace.deploy.replaying.comparison import Outcome, Reason
 from headrace.deploy.replaying.dump_file import check_dump
@@ -24,6 +25,7 @@ from headrace.deploy.replaying.recording import record
 from headrace.deploy.replaying.report import Gate, Report
 from headrace.deploy.replaying.selection import Selection
 from headrace.deploy.replaying.trial import TrialOptions, replay
+from headrace.schemas.request import DEFAULT_TENANT
 from headrace.schemas.settings import Settings, child_environment
 from tests.faults import settings_of
 from tests.pipeline import Pipeline, running_pipeline
@@ -285,6 +287,7 @@ async def test_a_shadow_that_is_ended_reports_what_there_is(recorded: Pipeline) 
     before = await live_state(recorded)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace.deploy.cli", "shadow", "--json", "--for", "1h"),
+        *("--id", "x2"),
         env=environment(recorded.settings),
         stdout=PIPE,
         stderr=PIPE,
@@ -295,6 +298,14 @@ async def test_a_shadow_that_is_ended_reports_what_there_is(recorded: Pipeline) 
             break
     ids = [await recorded.ask(single(200 + number)) for number in range(3)]
     await recorded.finished(ids)
+    place = {"answer_prefix": f"{recorded.settings.topic_prefix}.shadow-x2"}
+    answers = AnswerFollower(
+        recorded.settings.model_copy(update=place),
+        {(DEFAULT_TENANT, request_id) for request_id in ids},
+        on_event=lambda _: None,
+        on_finished=lambda: None,
+    )
+    assert await answers.follow(silence_s=60)
     process.terminate()
     out, err = await process.communicate()
     report = json.loads(out)

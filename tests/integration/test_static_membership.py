@@ -57,6 +57,7 @@ async def test_a_worker_that_is_back_in_time_goes_on_and_the_others_are_not_dist
     await patient.all_committed()
 
 
+@pytest.mark.alone
 async def test_a_drained_static_member_hands_over_at_once(patient: Pipeline) -> None:
     """Its partitions do not wait for it until the session timeout."""
     answers = LongAnswers(patient, MESSAGES, LONG)

@@ -40,6 +40,7 @@ async def until_idle(worker: WorkerProcess, *, timeout_s: float) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.alone
 async def test_a_worker_that_was_stopped_changes_nothing_when_it_wakes_up_and_serves_again(
     lone_partition: Pipeline,
 ) -> None:
@@ -72,6 +73,7 @@ async def test_a_worker_that_was_stopped_changes_nothing_when_it_wakes_up_and_se
     assert pipeline.replies["again"].published_by[-1] == zombie.process.pid
 
 
+@pytest.mark.alone
 async def test_a_standby_takes_over(lone_partition: Pipeline) -> None:
     """Cases A12: three workers, one partition; the one that has it is killed."""
     pipeline = lone_partition
@@ -83,6 +85,7 @@ async def test_a_standby_takes_over(lone_partition: Pipeline) -> None:
     assert took_s < pipeline.settings.session_timeout_s + 5
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("after_s", [0.05, 1.0])
 async def test_killed_while_it_drains_the_other_worker_goes_on(
     slow_pipeline: Pipeline, after_s: float
@@ -101,6 +104,7 @@ async def test_killed_while_it_drains_the_other_worker_goes_on(
     assert pause_s < slow_pipeline.settings.session_timeout_s + 2
 
 
+@pytest.mark.alone
 async def test_a_second_sigterm_does_not_break_the_drain(slow_pipeline: Pipeline) -> None:
     """Cases D2: exit code 0, and the other worker goes on at once."""
     answers = LongAnswers(slow_pipeline, MESSAGES, LONG)

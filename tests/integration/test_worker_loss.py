@@ -13,7 +13,7 @@ from tests.long_answers import LongAnswers
 from tests.oracle import oracle_for
 from tests.pipeline import Pipeline, WorkerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
 LONG = 2000
 """Tokens: seconds of `slow_model_dir`, of which the first events take a tenth."""

@@ -27,6 +27,7 @@ class ScriptedLog:
         self.records: list[LogRecord] = []
         self.start = 0
         self.trouble: list[Exception] = []
+        self.on_trouble: Callable[[], object] = list
         self.num_opened = self.num_asked = 0
         self.grows_while_asked = False
         """A record is written, and read, after its ends were found and before they are told."""
@@ -67,6 +68,7 @@ class ScriptedLog:
     async def getmany(self, **_: Any) -> dict[Any, list[Any]]:
         await asyncio.sleep(0.005)
         if self.trouble:
+            self.on_trouble()
             raise self.trouble.pop(0)
         found = [record for record in self.records if record.offset >= self._place]
         if not found:
@@ -94,6 +96,8 @@ class Reading:
             Settings(), self._take, recent=self.recent, on_cut=self.cuts.append
         )
 
+        self.running = asyncio.create_task(self.reader.run())
+
     def _take(self, event: LogEvent) -> None:
         self.seen.append(event.offset)
 
@@ -118,12 +122,11 @@ async def log(monkeypatch: pytest.MonkeyPatch) -> ScriptedLog:
 @pytest.fixture
 async def reading(log: ScriptedLog) -> AsyncIterator[Reading]:
     found = Reading()
-    task = asyncio.create_task(found.reader.run())
     async with asyncio.timeout(5):
         await found.reader.started.wait()
     yield found
-    task.cancel()
-    await asyncio.wait({task})
+    found.running.cancel()
+    await asyncio.wait({found.running})
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,17 @@ async def test_a_batch_that_stays_unreadable_is_visible_as_not_ready(
     """Opening the connection again is no success: the next poll has to be."""
     log.trouble = [ValueError("corrupt batch")] * 1_000
     await reading.until(lambda: log.num_opened > 2)
+    assert not reading.reader.brokers_answer
+
+
+async def test_it_ends_when_it_is_told_to_at_the_moment_of_an_error(
+    log: ScriptedLog, reading: Reading
+) -> None:
+    """Regression: the group of its tasks raised the error, and the cancellation was lost."""
+    log.on_trouble = reading.running.cancel
+    log.trouble = [ValueError("corrupt batch")]
+    await asyncio.wait({reading.running}, timeout=5)
+    assert reading.running.cancelled()
     assert not reading.reader.brokers_answer
 
 
