@@ -7,6 +7,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace.consumers.context import Gateway
+from headrace.consumers.grpc_doors import MAX_IN_ALL, Doors
 from headrace.consumers.grpc_service import GenerationService
 from headrace.consumers.server import FRAME_OVERHEAD_BYTES, SHUTDOWN_TIMEOUT_S
 from headrace.consumers.tls import TlsFiles
@@ -24,9 +25,6 @@ KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 15_000, 10_000
 MIN_CLIENT_PING_MS = 5_000
 """Clients that ping more often than this are sent away."""
 
-MAX_CALLS = 2_000
-"""At once; more are RESOURCE_EXHAUSTED. Twice what may be generated: others read and ask health."""
-
 HEALTH_INTERVAL_S = 0.5
 
 
@@ -40,7 +38,11 @@ class GrpcServer:
         self._gateway = gateway
         self._service = GenerationService(gateway)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=_options(gateway), maximum_concurrent_rpcs=MAX_CALLS)
+        self._server = grpc.aio.server(
+            interceptors=[Doors(gateway.keys)],
+            options=_options(gateway),
+            maximum_concurrent_rpcs=MAX_IN_ALL,
+        )
         self._watch = OwnedTask("grpc.health")
 
     async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
@@ -113,5 +115,8 @@ def _options(gateway: Gateway) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        # a burst beyond these, 1,000 as grpc has it, would end as CANCELLED, which tells nothing
+        ("grpc.server.max_pending_requests", MAX_IN_ALL),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_IN_ALL),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_CLIENT_PING_MS),
     ]

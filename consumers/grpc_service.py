@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import structlog
 
-from headrace.consumers.auth import bearer
 from headrace.consumers.context import Gateway
 from headrace.consumers.generation import Generation, cancel
+from headrace.consumers.grpc_doors import tenant_in
 from headrace.consumers.grpc_errors import code_of, is_resumable, trailing_of
 from headrace.consumers.grpc_wire import body_of, response_of
 from headrace.consumers.log_event import LogEvent
@@ -78,6 +78,8 @@ class GenerationService(GenerationServicer):
             cursor = stream.cursor if stream is not None else None
             trailing = trailing_of(problem, cursor=cursor)
             await context.abort(code, str(problem), trailing)
+        except grpc.aio.InternalError:  # the client has left
+            raise
         except Exception:  # a bug of ours: grpc would tell its text to the client
             _log.exception("grpc.crashed", method=method)
             code = grpc.StatusCode.INTERNAL
@@ -154,8 +156,7 @@ class GenerationService(GenerationServicer):
             self._open.discard(one)
 
     def _tenant_of(self, context: Context) -> str:
-        found = dict(_metadata(context)).get("authorization", b"")
-        return self._gateway.keys.tenant_of(bearer(found.decode("latin-1")))
+        return tenant_in(context.invocation_metadata(), self._gateway.keys)
 
 
 class _Stream:

@@ -5,10 +5,11 @@ the rest is `headrace.consumers.submission`'s.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
 
 from headrace.consumers.log_event import LogEvent
 from headrace.schemas.errors import ErrorCode, RequestError
@@ -17,6 +18,7 @@ from headrace.schemas.proto.headrace.v1 import generation_pb2 as pb
 from headrace.schemas.reply import event_text, is_last
 from headrace.schemas.strict_json import decode_object
 
+M = TypeVar("M", bound=Message)
 _ENUMS: dict[str, EnumTypeWrapper] = {"context": pb.Context, "truncation": pb.Truncation}
 
 
@@ -86,9 +88,9 @@ def response_of(event: LogEvent) -> pb.StreamResponse:
         cursor=event.cursor,
         attempt=body["attempt"],
         sequence_number=body["sequence_number"],
-        created=body.get("created", 0),
-        model=body.get("model", ""),
-        system_fingerprint=body.get("system_fingerprint", ""),
+        created=body.get("created"),
+        model=body.get("model"),
+        system_fingerprint=body.get("system_fingerprint"),
         worker=header_text(event.headers, "headrace-worker"),
     )
     if body["object"] == "error":
@@ -106,23 +108,29 @@ def _piece(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "role": None if role is None else _enum_number(pb.Role, role),
         "content": event_text(dict(body)),
-        "token_ids": choice.get("token_ids", ()),
-        "prompt_token_ids": body.get("prompt_token_ids", ()),
+        "token_ids": choice.get("token_ids"),
+        "prompt_token_ids": body.get("prompt_token_ids"),
     }
 
 
 def _completed(body: Mapping[str, Any]) -> pb.Completed:
-    usage = dict(body.get("usage", {}))
-    details = pb.Usage.PromptTokensDetails(**usage.pop("prompt_tokens_details", {}))
+    usage = body.get("usage") or {}
+    details = _known(pb.Usage.PromptTokensDetails, usage.get("prompt_tokens_details"))
     reason = body["choices"][0]["finish_reason"]
     return pb.Completed(
         **_piece(body),
         finish_reason=_enum_number(pb.FinishReason, reason),
-        usage=pb.Usage(**usage, prompt_tokens_details=details),
-        timings=pb.Timings(**body.get("timings", {})),
-        seed=body.get("seed", 0),
-        metadata=body.get("metadata", {}),
+        usage=_known(pb.Usage, usage | {"prompt_tokens_details": details}),
+        timings=_known(pb.Timings, body.get("timings")),
+        seed=body.get("seed"),
+        metadata=body.get("metadata"),
     )
+
+
+def _known(kind: type[M], body: Mapping[str, Any] | None) -> M:
+    """`kind` of the fields that it has; others came later than this code."""
+    names = kind.DESCRIPTOR.fields_by_name
+    return kind(**{name: value for name, value in (body or {}).items() if name in names})
 
 
 def _error(error: Mapping[str, Any]) -> pb.Error:

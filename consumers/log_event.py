@@ -1,7 +1,4 @@
-"""One event of the response log, and what a reader wants of the log.
-
-Knows the shape that readers rely on (contract §3); deduplicates nothing.
-"""
+"""One event of the response log, and what a reader wants of the log; deduplicates nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +6,7 @@ from typing import Any
 import orjson
 
 from headrace.consumers.cursor import Cursor
+from headrace.schemas.event_shape import is_event
 from headrace.schemas.headers import Headers, header_text
 from headrace.schemas.request import DEFAULT_TENANT
 
@@ -75,7 +73,7 @@ def decode_event(record: Any) -> LogEvent | None:
         event = orjson.loads(record.value or b"")
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(event, dict) or not _followable(event):
+    if not is_event(event):
         return None
     headers = tuple(record.headers or ())
     return LogEvent(
@@ -86,21 +84,4 @@ def decode_event(record: Any) -> LogEvent | None:
         event=event,
         headers=headers,
         value=record.value,
-    )
-
-
-def _followable(event: dict[str, Any]) -> bool:
-    names = all(isinstance(event.get(name), str) for name in ("id", "session_id", "object"))
-    numbers = all(type(event.get(name)) is int for name in ("attempt", "sequence_number"))
-    if not names or not numbers:
-        return False
-    if event["object"] == "error":
-        return isinstance(event.get("error"), dict)
-    choices = event.get("choices")
-    return (
-        isinstance(choices, list)
-        and len(choices) > 0
-        and isinstance(choices[0], dict)
-        and "finish_reason" in choices[0]
-        and isinstance(choices[0].get("delta", choices[0].get("message")), dict)
     )

@@ -50,7 +50,7 @@ class ChunkForm:
         """
         new = self._text.new_text(event, seen)
         choice: dict[str, Any] = dict(event["choices"][0])
-        delta = dict(choice.pop("delta", None) or choice.pop("message"))
+        delta = dict(choice.pop("delta", None) or choice.pop("message", {}))
         choice |= {"index": 0, "logprobs": None}
         choice |= {"delta": delta | {"content": new}} if self._chat else {"text": new}
         kind = "chat.completion.chunk" if self._chat else "text_completion"

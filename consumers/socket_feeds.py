@@ -59,8 +59,13 @@ class SocketFeeds:
     async def open(self, feed: Feed) -> None:
         """Register `feed`; its events wait until it is started.
 
-        Raises: RequestError `rate_limited`, and what entering a subscription raises.
+        Raises: RequestError `rate_limited`, `invalid_value` for a request that this socket knows in
+            another session, and what entering a subscription raises.
         """
+        known = self._ledger.session_of(feed.request_id) if feed.request_id else None
+        if known is not None and feed.session_id not in (None, known):
+            text = f"this request is in session {known!r:.100}; an id is used once"
+            raise RequestError(ErrorCode.INVALID_VALUE, text, "session_id")
         if len(self._feeds) >= self._bounds.max_feeds:
             text = f"a socket may follow {self._bounds.max_feeds} things at once"
             raise RequestError(ErrorCode.RATE_LIMITED, text)

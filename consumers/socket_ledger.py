@@ -68,11 +68,17 @@ class SocketLedger:
             self._remember(event.request_id, owned)
         if owned.feed is not feed:
             return Seen.OLD
+        owned.session_id = event.session_id
         seen = owned.reader.see(event.event)
         if seen is Seen.GAP and not owned.strict:
             owned.reader = self._joined(feed, event).reader
             return owned.reader.see(event.event)
         return seen
+
+    def session_of(self, request_id: str) -> str | None:
+        """Where a request is that was followed here, as far as that is known."""
+        owned = self._owned.get(request_id)
+        return None if owned is None or owned.session_id == request_id else owned.session_id
 
     def is_finished(self, request_id: str) -> bool:
         """Whether the last event of a request was handed on."""

@@ -89,10 +89,10 @@ def read_event(frame: Mapping[str, Any], *, restarted: bool = False) -> Event:
     return Completed(
         **common,
         finish_reason=choice["finish_reason"],
-        usage=_usage(event.get("usage", {})),
-        timings=_timings(event.get("timings", {})),
-        seed=event.get("seed", 0),
-        metadata=event.get("metadata", {}),
+        usage=_usage(event.get("usage") or {}),
+        timings=_timings(event.get("timings") or {}),
+        seed=event.get("seed") or 0,
+        metadata=event.get("metadata") or {},
     )
 
 
@@ -101,10 +101,10 @@ def _ids(ids: list[int] | None) -> tuple[int, ...] | None:
 
 
 def _usage(body: Mapping[str, Any]) -> Usage:
-    cached = body.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-    return Usage(body.get("prompt_tokens", 0), body.get("completion_tokens", 0), cached)
+    cached = (body.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Usage(body.get("prompt_tokens") or 0, body.get("completion_tokens") or 0, cached or 0)
 
 
 def _timings(body: Mapping[str, float]) -> Timings:
     names = ("queue_ms", "prefill_ms", "ttft_ms", "decode_ms")
-    return Timings(**{name: body.get(name, 0.0) for name in names})
+    return Timings(**{name: body.get(name) or 0.0 for name in names})

@@ -17,6 +17,7 @@ from headrace.producers.client_dialer import Dialer
 from headrace.producers.client_follow import Frame, RequestFollow
 from headrace.producers.client_orders import Order, Orders
 from headrace.schemas.errors import ErrorCode, RequestError, UnavailableError, told_error
+from headrace.schemas.event_shape import is_event
 from headrace.schemas.reply import is_last
 from headrace.schemas.tasks import OwnedTask, until_first_done
 
@@ -199,7 +200,7 @@ class Link:
         while True:
             text = await socket.recv(decode=False)
             frame = orjson.loads(text)
-            kind = frame.get("type")
+            kind = frame.get("type") if isinstance(frame, dict) else None
             if kind == "event":
                 self._take_event(frame, len(text))
             elif kind == "accepted":
@@ -212,24 +213,31 @@ class Link:
                 self._dialer.went_well()
 
     def _take_event(self, frame: dict[str, Any], num_bytes: int) -> None:
-        name = frame["event"]["id"]
+        event = frame.get("event")
+        name = str(event.get("id")) if isinstance(event, dict) else ""
+        if not is_event(event) or not isinstance(frame.get("cursor"), str):
+            _log.warning("client.unreadable_event", request_id=name)
+            text = "the gateway sent an event that cannot be read"
+            self._refuse(name, RequestError(ErrorCode.INTERNAL_ERROR, text))
+            return
         stream = self._streams.get(name)
         if stream is not None:
             stream.offer(frame, num_bytes)
             if stream.follow.finished:
                 del self._streams[name]
-        elif name in self._left and is_last(frame["event"]):
+        elif name in self._left and is_last(event):
             self._left.discard(name)
 
     def _take_accepted(self, frame: dict[str, Any]) -> None:
-        stream = self._streams.get(frame["request_id"])
+        name = str(frame.get("request_id"))
+        stream = self._streams.get(name)
         if stream is not None:
             stream.follow.is_accepted = True
-        self._unanswered.pop(frame["request_id"], None)
+        self._unanswered.pop(name, None)
 
     def _take_error(self, frame: dict[str, Any]) -> None:
-        problem = told_error(frame["error"])
-        name = frame.get("request_id")
+        told, name = frame.get("error"), frame.get("request_id")
+        problem = told_error(told if isinstance(told, dict) else {})
         if name is None:  # frames are answered in order, and only a request of ours can be unfit
             self._refuse(next(iter(self._unanswered), None), problem)
             return

@@ -137,6 +137,25 @@ async def test_a_bad_frame_is_an_error_and_the_socket_stays(
     assert stack.sink.submitted == []
 
 
+async def test_an_id_in_another_session_is_refused_where_that_is_known(stack: Stack) -> None:
+    """Its events are in the first one; the answer there is not disturbed."""
+    stack.sink.pause_s = 0.02
+    async with connect(stack.url) as socket:
+        for session in ("s1", "s2"):
+            await send(socket, type="subscribe", session_id=session)
+        await send(socket, type="generate", request_id="once", session_id="s1", messages=MESSAGES)
+        assert (await receive(socket))["type"] == "accepted"
+        found = await read_events(socket, 1)
+        await send(socket, type="generate", request_id="once", session_id="s2", messages=MESSAGES)
+        while (frame := await receive(socket))["type"] == "event":
+            found.append(frame)
+        assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_value", "session_id")
+        assert "in session 's1'" in frame["error"]["message"]
+        found += await read_events(socket, len(WORDS) - len(found))
+        assert numbers(found) == list(range(len(WORDS)))
+    assert len(stack.sink.submitted) == 1
+
+
 async def test_two_sockets_and_two_gateways_all_see_a_session(stack: Stack) -> None:
     """I9, I11: two tabs, one of them at another gateway; each has everything once."""
     async with (

@@ -142,6 +142,42 @@ async def test_an_overloaded_gateway_is_asked_again() -> None:
     assert refused.value.code is ErrorCode.RATE_LIMITED
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"usage": "x"},
+        {"usage": {"prompt_tokens_details": 7}},
+        {"timings": [1]},
+        {"choices": []},
+        {"sequence_number": None},
+    ],
+)
+async def test_an_event_that_cannot_be_read_ends_its_own_answer_only(
+    garbage: dict[str, Any],
+) -> None:
+    """And frames of no known shape end none."""
+
+    async def play(visitor: Visitor) -> None:
+        broken = (await visitor.hear(GENERATE))["request_id"]
+        whole = (await visitor.hear(GENERATE))["request_id"]
+        for text in ("[]", "{}", '{"type":"event"}', '{"type":"accepted"}', '{"event":1}'):
+            await visitor.socket.send(text)
+        *_, last = answer(broken, broken, list("abcd"))
+        await visitor.answer(broken, last=2)
+        await visitor.say(type="event", cursor="c3", event=orjson.loads(last) | garbage)
+        await visitor.answer(whole)
+        await stay(visitor)
+
+    async with gateway(play) as url, Client(url) as client:
+        first, second = client.generate("hi"), client.generate("hi")
+        reading = asyncio.create_task(first.whole())
+        await asyncio.sleep(0)
+        assert (await second.whole()).text == "abcd"
+        with pytest.raises(RequestError, match="cannot be read") as ended:
+            await reading
+    assert ended.value.code is ErrorCode.INTERNAL_ERROR
+
+
 async def test_an_error_without_a_name_is_the_oldest_requests() -> None:
     """A frame that could not be read has no name; requests are answered in order."""
 
