@@ -39,6 +39,7 @@ REFLECTION_S = 60.0
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 """None: there is no such method."""
 Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[AsyncIterator[Any], Context], Awaitable[None]]
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -49,15 +50,6 @@ def tenant_in(metadata: Metadata | None, keys: ApiKeys) -> str:
     return keys.tenant_of(bearer(text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Door:
-    """What calls of one kind share."""
-
-    places: OpenCalls
-    message_s: float
-    whole_s: float | None = None
-
-
 class Doors(grpc.aio.ServerInterceptor):
     """Admits calls: those of `Generation` by the key's tenant, the rest as strangers."""
 
@@ -66,12 +58,13 @@ class Doors(grpc.aio.ServerInterceptor):
         share = MAX_CALLS if keys.keyless else MAX_CALLS // 2
         calls = OpenCalls("gRPC calls", max_open=MAX_CALLS, max_per_tenant=share)
         self._keyed = _Door(calls, KEYED_MESSAGE_S)
-        checks, watches = _of_strangers("health checks", MAX_CHECKS), "health watches"
         self._strangers = {
-            f"/{health.SERVICE_NAME}/Check": _Door(checks, MESSAGE_S),
-            f"/{health.SERVICE_NAME}/Watch": _Door(_of_strangers(watches, MAX_WATCHES), MESSAGE_S),
+            f"/{health.SERVICE_NAME}/Check": _Door(_places("health checks", MAX_CHECKS), MESSAGE_S),
+            f"/{health.SERVICE_NAME}/Watch": _Door(
+                _places("health watches", MAX_WATCHES), MESSAGE_S
+            ),
             f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": _Door(
-                _of_strangers("reflections", MAX_REFLECTIONS), MESSAGE_S, REFLECTION_S
+                _places("reflections", MAX_REFLECTIONS), MESSAGE_S, REFLECTION_S
             ),
         }
 
@@ -81,64 +74,77 @@ class Doors(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> Handler:
         """See grpc."""
-        handler = await continuation(details)
+        handler: Any = await continuation(details)  # Any: grpc's types know of threads only
         if handler is None:
             return None
-        door, caller = self._strangers.get(details.method), ""
-        try:
-            if door is None:
-                door, caller = self._keyed, tenant_in(details.invocation_metadata, self._keys)
-            door.places.take(caller)
-        except HeadraceError as problem:
-            return _refusal(problem)
-        return _admitted(handler, door, caller)
+        door = self._strangers.get(details.method)
+
+        async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+            if door is not None:
+                await door.pass_through(handler, "", requests, context)
+                return
+            tenant = tenant_in(details.invocation_metadata, self._keys)
+            await self._keyed.pass_through(handler, tenant, requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(
+            _told(serve), handler.request_deserializer, handler.response_serializer
+        )
 
 
-def _of_strangers(what: str, max_open: int) -> OpenCalls:
+def _places(what: str, max_open: int) -> OpenCalls:
+    """Of strangers, who all count as one."""
     return OpenCalls(what, max_open=max_open, max_per_tenant=max_open)
 
 
-def _refusal(problem: HeadraceError) -> Handler:
-    """NOTE: of a stream, whatever the method: such a handler does not wait for the message."""
+def _told(serve: Behaviour) -> Behaviour:
+    """`serve`, whose errors become the call's status."""
 
-    async def refuse(_requests: Any, context: Context) -> None:
-        await context.abort(code_of(problem), str(problem), trailing_of(problem))
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _admitted(handler: Any, door: _Door, caller: str) -> Handler:
-    """`handler`, whose message is waited for within a bound; its place is given back at the end."""
-
-    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+    async def tell(requests: AsyncIterator[Any], context: Context) -> None:
         try:
-            async with asyncio.timeout(door.whole_s):
-                await _serve(handler, requests, context, door.message_s)
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this call was open too long")
+            try:
+                await serve(requests, context)
+            except HeadraceError as problem:
+                await context.abort(code_of(problem), str(problem), trailing_of(problem))
         except grpc.aio.InternalError:  # nothing can be sent: grpc would log it as a crash
             raise asyncio.CancelledError("the client has left") from None
+
+    return tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """What calls of one kind share: places, and the time for the message and for the whole."""
+
+    places: OpenCalls
+    message_s: float
+    whole_s: float | None = None
+
+    async def pass_through(
+        self, handler: Any, caller: str, requests: AsyncIterator[Any], context: Context
+    ) -> None:
+        """Serve a call of `handler`, of any kind, as the stream that all are on the wire.
+
+        Raises: RateLimitedError where no place is free.
+        """
+        self.places.take(caller)
+        try:
+            async with asyncio.timeout(self.whole_s):
+                await self._serve(handler, requests, context)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this call was open too long")
         finally:
-            door.places.give_back(caller)
+            self.places.give_back(caller)
 
-    return grpc.stream_stream_rpc_method_handler(
-        serve, handler.request_deserializer, handler.response_serializer
-    )
-
-
-async def _serve(
-    handler: Any, requests: AsyncIterator[Any], context: Context, message_s: float
-) -> None:
-    """NOTE: `handler` is Any: grpc's types know of threads only."""
-    if handler.stream_stream is not None:
-        async for answer in handler.stream_stream(requests, context):
-            await context.write(answer)
-        return
-    request = await _message(requests, context, message_s)
-    if handler.unary_unary is not None:
-        await context.write(await handler.unary_unary(request, context))
-    else:
-        await handler.unary_stream(request, context)
+    async def _serve(self, handler: Any, requests: AsyncIterator[Any], context: Context) -> None:
+        if handler.stream_stream is not None:
+            async for answer in handler.stream_stream(requests, context):
+                await context.write(answer)
+            return
+        request = await _message(requests, context, self.message_s)
+        if handler.unary_unary is not None:
+            await context.write(await handler.unary_unary(request, context))
+        else:
+            await handler.unary_stream(request, context)
 
 
 async def _message(requests: AsyncIterator[Any], context: Context, message_s: float) -> Any:
