@@ -21,12 +21,12 @@ help: ## show this text
 up: $(VENV)/.ready-local ## run it all on this machine; the chat page's address is printed
 	$(BIN)/headrace up $(ARGS)
 
-# Most tests wait more than they compute and run three at a time; those that measure pauses run alone.
+# Most tests wait more than they compute and run two at a time; those that measure pauses run alone.
 test: $(VENV)/.ready-dev chromium prometheus kubectl ## run all tests, with a real Kafka, a real Valkey and a browser
 ifneq ($(ARGS),)
 	$(BIN)/python -m pytest $(ARGS)
 else
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
 endif
 

@@ -39,6 +39,7 @@ async def bench(settings: Settings, *args: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.alone
 async def test_a_load_on_a_pipeline(
     kafka_bootstrap: str, redis_url: str, topic_prefix: str, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
